@@ -41,7 +41,7 @@ def against_a_loop(repeats: int = 7) -> None:
 
     atlas = Atlas(25, 0, coils=8, plan=PatientDistribution(size=128, slices=8))
     images = [atlas[i].image for i in range(len(atlas))]
-    measure = MultiCoilMRI(nested_masks(128, RATES, rng=np.random.default_rng(0)), RATES)
+    measure = MultiCoilMRI(nested_masks(128, RATES, seed=0), RATES)
     recover, task = ZeroFilled(), MeanIntensity()
 
     def loop() -> None:

@@ -33,7 +33,7 @@ from torch.utils.data import Dataset
 from taskuq.data import ArrayDataset
 from taskuq.measure import MRIMeasurement, fft2c, nested_masks, project_measured, rss
 from taskuq.measure._coils import to_channels, to_complex
-from taskuq.measure._fourier import data_consistency, project_null_space
+from taskuq.measure._fourier import project_null_space
 from taskuq.recover import FlowSampler, SamplerRecovery, VarNet, build
 from taskuq.recover._cases import MaskedDataset
 from taskuq.recover._compiled import CudaGraph, half_varnet, inference_varnet
@@ -175,7 +175,7 @@ def plain_outputs(
                 for part, (c, h, w) in zip(chunk.split(sizes, dim=1), shapes, strict=True)
             ]
             x = flow.inverse(latents, flow.encode(to_channels(y)))
-            images = data_consistency(to_complex(x), y, mask[0])
+            images = project_null_space(to_complex(x), mask[0]) + y
             outputs.append(classifier(rss(images)))
     return torch.cat(outputs)
 
@@ -355,7 +355,7 @@ def step() -> None:
     )
     report_step(f"training step of the flow, {how.batch} slices", took)
     data = ArrayDataset(images.numpy(), label=[0] * 64, group="image", normalise=False)
-    masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), rng=np.random.default_rng(0))
+    masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), seed=0)
     cases = CrossFitDataset(MaskedDataset(data, masks, seed=0), np.arange(64) % 2)
     honest = CrossFitEstimates([build("varnet", preset="paper") for _ in range(2)], None)
     scored = replace(sampler_recipe(PRESETS["paper"], SamplerLoss(), honest), collate=collate)

@@ -134,7 +134,7 @@ def published(slices: int = 27, warm: int = 2) -> None:
     policy = replace(
         tq.plan(table, alpha=0.1, max_width=0.1, unit="case"), thresholds=(np.inf,) * len(RATES)
     )
-    columns = added_columns(nested_masks(320, RATES, rng=np.random.default_rng(0)))
+    columns = added_columns(nested_masks(320, RATES, seed=0))
     print(f"{torch.cuda.get_device_name()}, 8 coils, 320 x 320, p = 32, over loopback")
     print(f"{f'{(slices - warm) * len(RATES)} rounds':<44}{'median ms':>10}{'worst ms':>10}")
     for name, judge in (("bfloat16", half), ("float32", classifier)):
@@ -195,7 +195,7 @@ def small_chain(folder: Path, size: int = 32) -> ServiceModel:
     """Return policy, recovery and task for small scans."""
     table = synthetic_outputs(SyntheticTable(volumes=5, samples=4), seed=0)
     policy = tq.plan(table, alpha=0.1, max_width=0.1, unit="case")
-    masks = nested_masks(size, RATES, rng=np.random.default_rng(0))
+    masks = nested_masks(size, RATES, seed=0)
     return ServiceModel(policy, noisy, brightness, added_columns(masks), folder)
 
 

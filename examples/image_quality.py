@@ -20,7 +20,7 @@ from taskuq.measure import nested_masks
 from taskuq.task import PSNR, ImageQuality
 
 SIZE, RATES = 48, (8, 4, 2)
-MASKS = nested_masks(SIZE, RATES, rng=np.random.default_rng(0))
+MASKS = nested_masks(SIZE, RATES, seed=0)
 f = np.fft.fftshift(np.fft.fftfreq(SIZE, 1 / SIZE))
 SPREAD = 40 / (1 + (np.hypot(f, f[:, None]) / 3) ** 2)  # standard deviation of k-space
 

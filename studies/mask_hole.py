@@ -32,7 +32,7 @@ def main(path: Path) -> None:
     side = (COLUMNS - images.shape[-1]) // 2
     images = np.pad(images, ((0, 0), (0, 0), (side, side)))
     images /= np.quantile(images, 0.995)
-    whole = nested_masks(COLUMNS, (R,), rng=np.random.default_rng(0))
+    whole = nested_masks(COLUMNS, (R,), seed=0)
     hole = np.zeros_like(whole)
     hole[0, HOLE + COLUMNS // 2] = True
     recover = open_recovery(locate("varnet-atlas"), device="cpu")

@@ -77,7 +77,7 @@ def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
     slices = images / data.scales[:, None, None]
     judged = np.isin(group, split_groups(group, 0.6, 0.04, seed=0).judge)
     reader = AreaReader(slices[~judged], areas[~judged])
-    masks = nested_masks(images.shape[-1], RATES, rng=np.random.default_rng(0))
+    masks = nested_masks(images.shape[-1], RATES, seed=0)
     coil = torch.as_tensor(slices[judged], dtype=torch.complex64)[:, None]
     read = tq.Pipeline(MultiCoilMRI(masks, RATES), ZeroFilled(), reader).run(
         list(coil), accelerations=RATES, samples=1, seed=0, group=group[judged], progress=False

@@ -52,7 +52,7 @@ def test_physics_gets_a_batch_with_channels():
 
 
 def test_deepinv_mri_equals_ours(deepinv):
-    masks = nested_masks(32, RATES, rng=np.random.default_rng(0))
+    masks = nested_masks(32, RATES, seed=0)
     physics = {
         R: deepinv.physics.MRI(
             mask=torch.as_tensor(mask).float().expand(1, 1, 32, 32), img_size=(32, 32)
@@ -215,7 +215,7 @@ def network(request):
 
 
 def test_network_is_a_deepinv_model(network):
-    mask = torch.as_tensor(nested_masks(32, (4,), rng=np.random.default_rng(0))[0])
+    mask = torch.as_tensor(nested_masks(32, (4,), seed=0)[0])
     coils = torch.randn(2, 4, 32, 32, dtype=torch.complex64)
     y = torch.view_as_real(torch.where(mask, fft2c(coils), 0)).movedim(-1, 1)
     physics = torch.nn.Module()
@@ -274,7 +274,7 @@ def test_one_call_calibrates_a_sampler_of_deepinv(deepinv):
 
 
 def test_network_of_ours_reconstructs_with_deepinvs_physics(deepinv, network):
-    mask = torch.as_tensor(nested_masks(32, (2,), rng=np.random.default_rng(0))[0])
+    mask = torch.as_tensor(nested_masks(32, (2,), seed=0)[0])
     maps = torch.ones(1, 1, 32, 32, dtype=torch.complex64)
     physics = deepinv.physics.MultiCoilMRI(mask=mask.float().expand(1, 1, 32, 32), coil_maps=maps)
     image = torch.rand(1, 2, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,7 @@
 """The conformal regressor keeps the conventions of scikit-learn and the guarantee of calibrate."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import taskuq as tq
@@ -42,6 +43,15 @@ def test_intervals_are_those_of_calibrate():
     assert again.get_params() == model.get_params()
     with pytest.raises(Exception, match="not fitted"):
         again.predict(outputs)
+
+
+def test_shuffled_targets_are_matched_by_their_index():
+    outputs, truth = samples_of(np.random.default_rng(3))
+    frame = pd.DataFrame(outputs, index=[f"p{i}" for i in range(len(truth))]).add_prefix("s")
+    shuffled = pd.Series(truth, frame.index).sample(frac=1, random_state=0)
+    model = SampleConformalRegressor(alpha=0.1).fit(frame, shuffled)
+    assert model.bound_.quantile == tq.calibrate(outputs, truth, alpha=0.1).quantile
+    assert model.feature_names_in_[0] == "s0"
 
 
 def test_scorers_work_in_cross_validation():

@@ -17,6 +17,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from taskuq import conformal  # noqa: E402
+from taskuq._seeds import as_seed  # noqa: E402
 from taskuq.measure._coils import to_channels  # noqa: E402
 from taskuq.measure._fourier import ifft2c, image_seed, round_at  # noqa: E402
 from taskuq.measure._mri import MRIMeasurement  # noqa: E402
@@ -223,7 +224,7 @@ def calibrate(
     samples: int = 32,
     kind: Literal["point", "sampler", "chain"] = "sampler",
     together: int = 1,
-    seed: int = 0,
+    seed: int | np.random.Generator = 0,
     **options: Any,
 ) -> conformal.Bound:
     """Calibrate a bound for a task on the images that a deepinv model recovers.
@@ -240,7 +241,7 @@ def calibrate(
         samples: Number of posterior samples per image.
         kind: Kind of model, as in :class:`DeepinvRecover`.
         together: Number of samples per call of a sampler.
-        seed: Seed of noise and samples.
+        seed: Integer or Generator for noise and samples.
         options: Options of :func:`taskuq.calibrate`, e.g. ``score``, ``group`` or ``task_range``.
 
     Raises:
@@ -254,6 +255,7 @@ def calibrate(
         >>> bound.guarantee.alpha
         0.1
     """
+    seed = as_seed(seed)
     measure = DeepinvMeasure(
         {2.0: physics}, seed if _parameters(physics).keys() & {"seed", "kwargs"} else None
     )

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taskuq._display import MOST_BARS, MOST_ROWS, Displayed, Summary, svg
 from taskuq.errors import InputError, import_extra
+
+if TYPE_CHECKING:
+    import pandas
 
 FloatArray: TypeAlias = NDArray[np.floating]
 BoolArray: TypeAlias = NDArray[np.bool_]
@@ -102,33 +105,32 @@ class Interval(Displayed):
     def contains(self, values: ArrayLike) -> BoolArray:
         """Return True where a value lies in its interval, ends included.
 
-        A pandas Series is matched by its index if the cases have ids.
+        Labelled values (pandas, polars, xarray) are matched by the ids of the cases, if known.
 
         Raises:
             InputError: If shapes or ids differ, or values are masked.
         """
-        index: Any = getattr(values, "index", None)
-        if self.case is not None and hasattr(index, "get_indexer"):
-            place = index.get_indexer(self.case) if index.is_unique else np.array([-1])
-            if len(index) != len(place) or (place < 0).any():
-                message = "values and intervals have different indexes; align them"
-                raise InputError(message, code="shape.mismatch")
-            values = np.asarray(values)[place]
-        if isinstance(values, np.ma.MaskedArray):
-            raise InputError("values are masked; leave those cases out", code="dtype.invalid")
-        z = np.asarray(values, dtype=float)
+        z = self._aligned(values)
+        return np.asarray((self.lower <= z) & (z <= self.upper))
+
+    def _aligned(self, values: ArrayLike) -> FloatArray:
+        """Return one value per interval, in the order of the cases."""
+        from taskuq._arrays import align_cases, as_array
+
+        found = align_cases({"intervals": self, "values": values})["values"]
+        z = as_array(found, "values").astype(float)
         shared = min(z.ndim, self.lower.ndim)
         if shared and z.shape[-shared:] != self.lower.shape[-shared:]:
             message = f"values {z.shape} do not fit intervals {self.lower.shape}"
             raise InputError(message, code="shape.mismatch")
-        return np.asarray((self.lower <= z) & (z <= self.upper))
+        return z
 
     def clip(self, low: float, high: float) -> Interval:
         """Return the part of each interval inside [low, high]."""
         lower, upper = np.maximum(self.lower, low), np.minimum(self.upper, high)
         return Interval(lower, upper, case=self.case, task_names=self.task_names)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with columns lower, upper and width.
 
         Its index holds the ids of the cases, if known; with several tasks, case and task.
@@ -136,13 +138,13 @@ class Interval(Displayed):
         Raises:
             InputError: If pandas is not installed.
         """
-        pandas = import_extra("pandas", "pandas")
+        frames = import_extra("pandas", "pandas")
         columns = {"lower": self.lower, "upper": self.upper, "width": self.width}
         cases, tasks = self._names
-        index = pandas.Index(cases, name="case")
+        index = frames.Index(cases, name="case")
         if tasks:
-            index = pandas.MultiIndex.from_product([index, tasks], names=["case", "task"])
-        return pandas.DataFrame({n: np.ravel(v) for n, v in columns.items()}, index=index)
+            index = frames.MultiIndex.from_product([index, tasks], names=["case", "task"])
+        return frames.DataFrame({n: np.ravel(v) for n, v in columns.items()}, index=index)
 
     def __iter__(self) -> Iterator[FloatArray]:
         return iter((self.lower, self.upper))

@@ -47,7 +47,7 @@ def intervals(
 
     Args:
         interval: Intervals (case,); an infinite end reaches the edge of the others.
-        targets: Targets (case,).
+        targets: Targets (case,), matched by the ids of the cases if labelled.
         ax: Axes to draw on.
 
     Raises:
@@ -60,8 +60,7 @@ def intervals(
         raise InputError(message, code="shape.axes")
     series = []
     if targets is not None:
-        found.contains(targets)  # refuses those of other cases
-        z = tuple(map(float, np.ravel(np.asarray(targets, dtype=float))))
+        z = tuple(map(float, np.ravel(found._aligned(targets))))
         series = [Series("target", tuple(range(len(z))), z, style="points")]
     finite = np.append(ends[np.isfinite(ends)], [y for one in series for y in one.y])
     if len(finite):

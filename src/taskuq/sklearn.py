@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from taskuq._arrays import align_cases
 from taskuq.conformal import calibrate
 from taskuq.errors import InputError, import_extra
 from taskuq.interval import FloatArray, Interval
@@ -66,6 +67,9 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     ) -> SampleConformalRegressor:
         """Calibrate on samples (or features of the ensemble) and targets.
 
+        Targets and groups of pandas and polars are matched by the index, as in
+        :func:`taskuq.calibrate`.
+
         Args:
             X: Samples (case, sample), or features with ``estimator``.
             y: Targets (case,).
@@ -74,8 +78,9 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         Raises:
             InputError: If arrays do not fit together or values are not finite.
         """
+        _, y, groups = align_cases({"X": X, "y": y, "groups": groups}).values()
         checked, targets = validate_data(
-            self, X, y, y_numeric=True, dtype=float, ensure_min_samples=2
+            self, X, y, y_numeric=True, dtype=float, order="C", ensure_min_samples=2
         )
         self.bound_ = calibrate(
             self._samples(checked), targets, alpha=self.alpha, group=groups,
@@ -86,13 +91,13 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     def predict(self, X: ArrayLike) -> FloatArray:
         """Return the mean of the samples of each case."""
         check_is_fitted(self)
-        checked = validate_data(self, X, reset=False, dtype=float)
+        checked = validate_data(self, X, reset=False, dtype=float, order="C")
         return np.asarray(self._samples(checked).mean(axis=1))
 
     def predict_interval(self, X: ArrayLike) -> Interval:
         """Return the calibrated interval of each case; it unpacks into lower and upper ends."""
         check_is_fitted(self)
-        checked = validate_data(self, X, reset=False, dtype=float)
+        checked = validate_data(self, X, reset=False, dtype=float, order="C")
         return self.bound_.predict(self._samples(checked))
 
     def _samples(self, X: FloatArray) -> FloatArray:

@@ -179,7 +179,7 @@ def test_examples_come_from_the_images_of_a_run(tmp_path):
 def test_masks_of_the_run_are_judged(table):
     """A hole next to the zero frequency, at 368 columns, in the masks that a table names."""
     rates = (16.0, 8.0)
-    masks = nested_masks(368, rates, rng=np.random.default_rng(0))
+    masks = nested_masks(368, rates, seed=0)
     for hole, verdict in ((False, "supported"), (True, "partly supported")):
         if hole:
             far = np.flatnonzero(~masks[1])[0]

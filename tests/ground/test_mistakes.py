@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 import taskuq as tq
 from taskuq.errors import GuaranteeWarning
@@ -143,10 +144,17 @@ def test_mistake_is_not_silent(mistake):
     assert caught.value.code == expected, str(caught.value)
 
 
-def test_shuffled_values_are_matched_with_their_intervals():
+@pytest.mark.parametrize("kind", ["pandas", "frame", "xarray"])
+def test_shuffled_values_are_matched_with_their_intervals(kind):
     interval = BOUND(pd.DataFrame(NEW, NAMES))
     shuffled = labelled().sample(frac=1, random_state=0)
+    if kind == "frame":
+        shuffled = shuffled.rename_axis("case").reset_index(name="target")
+    if kind == "xarray":
+        shuffled = pytest.importorskip("xarray").DataArray(shuffled.rename_axis("case"))
     np.testing.assert_array_equal(interval.contains(shuffled), interval.contains(Z))
+    axes = tq.plot.intervals(interval, shuffled, ax=Figure().add_subplot())
+    assert any(np.array_equal(line.get_ydata(), Z) for line in axes.lines)
 
 
 def test_new_cases_and_repeated_values_give_no_warning():
@@ -180,6 +188,12 @@ tq.calibrate(None, z, alpha=0.1)  # wrong
 tq.evaluate(x, z, alpha=0.1, splits="10")  # wrong
 tq.evaluate(x, z, alpha=0.1, seed="0")  # wrong
 tq.plan(table, alpha=0.1, max_width="0.1")  # wrong
+tq.plan(table, alpha=0.1, maxwidth=0.1)  # wrong
+tq.plan((x[None], z), alpha=0.1, max_width=0.1, accelerations=(8,), side="two")
+tq.simulate(table, alpha=0.1, max_width=0.1, seed="0")  # wrong
+tq.TaskOutputs(None, z)  # wrong
+tq.TaskOutputs(x, z, task_range="0,1")  # wrong
+tq.TaskOutputs.load(3, task_range=0.5)  # wrong
 bound.predict(None)  # wrong
 bound.widths  # wrong
 tq.plot.widths(bound)  # wrong

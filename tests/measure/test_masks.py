@@ -61,10 +61,10 @@ def test_masks_of_every_width_have_no_hole(sets):
         for width in range(16 + number, 1025, len(sets)):
             if _refuses(width, rates):
                 with refused("rounds.invalid"):
-                    nested_masks(width, rates, rng=rng)
+                    nested_masks(width, rates, seed=rng)
                 continue
             rule = ("inverse-distance", "uniform")[number % 2]
-            masks = nested_masks(width, rates, rng=rng, rule=rule)
+            masks = nested_masks(width, rates, seed=rng, rule=rule)
             assert masks.sum(axis=1).tolist() == [round(width / R) for R in rates]
             assert (masks[1:] >= masks[:-1]).all()
             assert ([_block(m) for m in masks] >= _least_centers(width, rates)).all(), (
@@ -79,7 +79,7 @@ def test_masks_that_had_no_hole_are_unchanged():
     """Widths of the shipped networks: the first round is the plain GRO frame."""
     for width in (128, 256, 320):
         frame = _gro_lines(width, width // 16, density=15, sharpness=8)
-        mask = nested_masks(width, (16, 8, 4, 2), rng=np.random.default_rng(0))[0]
+        mask = nested_masks(width, (16, 8, 4, 2), seed=0)[0]
         assert np.flatnonzero(mask).tolist() == frame
 
 
@@ -106,7 +106,7 @@ def test_every_round_has_its_center(width, seed, data):
     for R in rates:
         low = widths[-1] if widths else 0
         widths.append(data.draw(st.integers(low, max(low, round(width / R) // 2))))
-    masks = nested_masks(width, rates, rng=np.random.default_rng(seed), acs=widths)
+    masks = nested_masks(width, rates, seed=seed, acs=widths)
     for mask, R, lines in zip(masks, rates, widths, strict=True):
         assert mask[center_lines(width, lines)].all()
         assert mask.sum() == round(width / R)
@@ -148,4 +148,4 @@ def test_published_masks_have_their_documented_shape():
 )
 def test_impossible_masks_are_refused(arguments, code):
     with refused(code):
-        nested_masks(320, rng=np.random.default_rng(0), **arguments)
+        nested_masks(320, seed=0, **arguments)

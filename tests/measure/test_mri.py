@@ -16,7 +16,7 @@ RATES = (8, 4, 2)
 
 @pytest.fixture
 def masks():
-    return nested_masks(64, RATES, rng=np.random.default_rng(0))
+    return nested_masks(64, RATES, seed=0)
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def coil_images():
 
 
 def mri(recover, images, **settings):
-    measure = MultiCoilMRI(nested_masks(32, RATES, rng=np.random.default_rng(0)), RATES)
+    measure = MultiCoilMRI(nested_masks(32, RATES, seed=0), RATES)
     pipeline = tq.Pipeline(measure, recover, MeanIntensity())
     return pipeline.run(
         images, **{"accelerations": RATES, "samples": 3, "seed": 0, "progress": False, **settings}

@@ -42,7 +42,7 @@ def pictures(slices, size=64, samples=4, seed=0):
     noise = rng.standard_normal((slices, len(RATES), samples, size, size)).astype(np.float32)
     drawn = np.abs(truth[:, None, None] + noise * np.reshape(RATES, (-1, 1, 1, 1)) / 100)
     return {
-        "accelerations": RATES, "masks": nested_masks(size, RATES, rng=rng), "truth": truth,
+        "accelerations": RATES, "masks": nested_masks(size, RATES, seed=rng), "truth": truth,
         "estimate": drawn[:, :, 0] / 2, "mean": drawn.mean(2), "sd": drawn.std(2),
         "samples": drawn, "point": (drawn[:, :, 0] + truth[:, None]) / 2,
     }  # fmt: skip

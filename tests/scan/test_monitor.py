@@ -265,7 +265,7 @@ def test_fewer_large_ranks_are_noticed_early():
         stream = _MartingaleStream(tuple(np.sort(rng.random(300))))
         for _ in range(60):
             stream.add(0.8 * rng.random(), None)
-        level = np.array(stream.evidence) >= 10 / 0.8
+        level = np.array(stream.evidence) >= 10 / 0.85
         found.append(1 + int(level.argmax()) if level.any() else 99)
     assert np.median(found) <= 40
 

@@ -18,7 +18,7 @@ from taskuq.service._replay import _decision, _StoredScan
 
 SIZE, COILS, RATES, SAMPLES = 16, 2, (8.0, 4.0, 2.0), 4
 GEOMETRY = Geometry(COILS, (SIZE, SIZE), (float(SIZE), float(SIZE), 1.0))
-MASKS = nested_masks(SIZE, RATES, rng=np.random.default_rng(0))
+MASKS = nested_masks(SIZE, RATES, seed=0)
 COLUMNS = added_columns(MASKS)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import taskuq as tq
 from raising import refused
-from taskuq.measure._mri import _combine_columns
+from taskuq.measure._mri import combine_columns
 from taskuq.service import _mrd as mrd
 from taskuq.service._interval import stored_interval
 from taskuq.service._mrd import ACQUISITION, HEADER, Geometry, header_xml, remove_oversampling
@@ -117,8 +117,8 @@ REFUSED_HEADERS = {
                           put("acquisitionSystemInformation.relativeReceiverNoiseBandwidth", v))
        for v in (-1.0, float("nan"), float("inf"))},
     "blank name": ("measurementID", put(ID, "  ")),
-    "first slice": ("encodingLimits.slice", limit("slice", 1, 1)),
-    "first repetition": ("encodingLimits.repetition", limit("repetition", 1, 2)),
+    **{f"{name} {v}": (f"encodingLimits.{name}", limit(name, *v))
+       for name in ("slice", "repetition", "segment") for v in ((1, 2), (0, -1))},
     "accelerated": ("accelerationFactor.kspace_encoding_step_1", parallel(2)),
     "accelerated 3-D": ("accelerationFactor.kspace_encoding_step_2", parallel(1, 2)),
     "multiband": ("multiband", parallel(multiband=MULTIBAND)),
@@ -223,9 +223,10 @@ REFUSED_LINES = {
     "reversed": ("ACQ_IS_REVERSE", mark("ACQ_IS_REVERSE", 1)),
     "compressed": ("ACQ_COMPRESSION", mark("ACQ_COMPRESSION2", 1)),
     "undefined flag": ("flags", undefined),
-    **{name: (name.replace("kspace_encode", "encoding"), mark(name, 1)) for name in COUNTERS},
+    **{name: (name, mark(name, 1)) for name in (*COUNTERS, "slice")},
+    "line beyond": ("kspace_encode_step_1", mark("kspace_encode_step_1", SIZE)),
     **{f"one {name}": (name, mark(name, (0.0, 1.0, 0.5), only=FIRST))
-       for name in ("position", "read_dir", "phase_dir", "slice_dir")},
+       for name in ("position", "read_dir", "phase_dir", "slice_dir", "patient_table_position")},
     "version": ("version", mark("version", 2)),
     "one channel mask": ("channel_mask", mark("channel_mask", (12,), only=FIRST)),
     "one time that is none": ("sample_time_us", mark("sample_time_us", float("nan"), only=FIRST)),
@@ -344,7 +345,7 @@ class Oversampled:
         return {"columns": columns, "kspace": np.stack(lines, axis=-1)}
 
     def combine(self, pieces):
-        return _combine_columns(pieces, (2, SIZE, SIZE), self.small.RATES)
+        return combine_columns(pieces, (2, SIZE, SIZE), self.small.RATES)
 
     def line(self, column):
         line = ismrmrd.Acquisition.from_array(np.ascontiguousarray(self.wide[..., column]))

@@ -32,7 +32,7 @@ def test_skipped_repetitions_are_named(small, tmp_path):
     scan = read_mrd(written(small, tmp_path / "two.h5", repetitions=2))
     assert list(scan.kspace) == [0]
     assert read_mrd(written(small, tmp_path / "one.h5")).skipped == ()
-    assert scan.skipped == ("16 lines skipped: a line of repetition 1; only 0 is used",)
+    assert scan.skipped == ("16 lines skipped: a line with repetition 1; 0 is needed",)
 
 
 @pytest.mark.parametrize("spoil", ["no xml", "cut short", "a text"])

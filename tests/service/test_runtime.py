@@ -3,7 +3,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,7 +26,7 @@ from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.task import build as build_task
 
 SHAPE, RATES, SAMPLES = (2, 16, 16), (4.0, 2.0), 3
-MASKS = nested_masks(16, RATES, rng=np.random.default_rng(0))
+MASKS = nested_masks(16, RATES, seed=0)
 
 
 def image(seed):

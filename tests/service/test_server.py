@@ -354,7 +354,7 @@ weights = "classifier-atlas"
 
 
 def masks_file(path, seed, **more):
-    masks = nested_masks(128, RATES, rng=np.random.default_rng(seed))
+    masks = nested_masks(128, RATES, seed=seed)
     return save_masks(path, masks, RATES, **more)
 
 

@@ -153,16 +153,17 @@ def test_nonfinite_case_is_named():
 SCRIPT = Path(__file__).parent / "two_processes.py"
 # 13 cases to train on (15 for a task) and 5 to validate by, in batches of 4: in the last one a
 # process has no case of its own, or fewer than the other.
-COMMON = """
+# Steps so small that Adam does not make much of a gradient which is rounding alone.
+SMALL = "learning_rate = 1e-6"
+COMMON = f"""
 [training]
 epochs = 2
 batch = 4
-# Steps so small that Adam does not make much of a gradient which is rounding alone.
-learning_rate = 1e-6
+{SMALL}
 clip_norm = 1.0
 [data]
 kind = "npz"
-path = "{path}"
+path = "{{path}}"
 """
 RECOVER = """
 coils = 2
@@ -184,7 +185,7 @@ width = 4
 blocks = [1, 1]
 """
 CONFIGS = {
-    "flow-mean": RECOVER + NETWORKS["flow-mean"],
+    "flow-mean": RECOVER + NETWORKS["flow-mean"].replace("[pretrain]", f"[pretrain]\n{SMALL}"),
     "simclr": TASK.format(hidden=8),
     "classifier": TASK.format(hidden=[4]),
     "sampler": RECOVER + NETWORKS["sampler"],

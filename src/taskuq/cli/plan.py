@@ -129,13 +129,13 @@ Policy {fingerprint}. {statement}
 | part | value | may change | acceptance |
 |---|---|---|---|
 | recovery, task network, masks | fingerprints in {policy} | no | new calibration: `taskuq plan` \
-on units that no choice has used |
+on units not used for any choice |
 | samples, rounds | {samples}; R = {rounds} | no | the same |
 | alpha, goal, unit | {alpha:g}; {unit} | no | risk analysis, then a new calibration |
 | scanner, protocol, population | | no | `taskuq monitor`, audits with targets; then a new \
 calibration |
-| versions of software, hardware, threads, batch | | if stored cases repeat | `taskuq run` on the \
-calibration table |
+| versions of software, hardware, threads, batch | | if stored cases are reproduced | \
+`taskuq run` on the calibration table |
 | layout of reports, display names | | yes | review |
 
 Approved by: ____  Date: ____

@@ -103,7 +103,7 @@ def run(
     chosen = ENGINES[engine].from_options(options)
     opened = open_run(settings, device)
     if dry_run:
-        app.print_result(estimate_run_cost(opened).sentence)
+        app.print_result(estimate_run_cost(opened))
         return
     filled = opened.pipeline.run(
         opened.images, accelerations=opened.config.measure.accelerations,

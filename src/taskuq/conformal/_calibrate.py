@@ -284,6 +284,9 @@ def calibrate(
     Returns:
         The bound; call it with the outputs of new cases.
 
+    Raises:
+        InputError: If arrays do not fit together, values are not finite, or options conflict.
+
     Example:
         >>> truth = rng.random(500)
         >>> outputs = truth[:, None] + 0.05 * rng.standard_normal((500, 16))

@@ -152,6 +152,9 @@ def diagnose(
     Returns:
         Results for each round, task and class; ``print`` shows them as a table.
 
+    Raises:
+        InputError: If arrays do not fit together, or there is one sample per case.
+
     Example:
         >>> truth, spread = rng.standard_normal(500), rng.random((500, 1))
         >>> outputs = truth[:, None] + spread * rng.standard_normal((500, 9))  # centred on truth

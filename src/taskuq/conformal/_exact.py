@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,9 @@ from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
 from taskuq.table._table import TableLike
 from taskuq.table._terminology import round_label
+
+if TYPE_CHECKING:
+    import pandas
 
 # Ranks less likely than this change no digit of a double.
 NEGLIGIBLE = 1e-16
@@ -308,19 +311,19 @@ class Evaluation(Displayed):
         fields = asdict(self, dict_factory=lambda items: {STORED.get(k, k): v for k, v in items})
         return dict(to_json_value(fields))
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row; ``pandas.concat`` joins several evaluations.
 
         Raises:
             InputError: If pandas is not installed.
         """
-        pandas = import_extra("pandas", "pandas")
+        frames = import_extra("pandas", "pandas")
         names = ("score", "task", "acceleration", "samples", "alpha", "unit", "splits",
                  "n_calibration", "n_test")  # fmt: skip
         row = {name: getattr(self, name) for name in names}
         for name in ("coverage", "width", "center_error"):
             row |= {name: getattr(self, name).mean, f"{name}_sd": getattr(self, name).sd}
-        return pandas.DataFrame([row])
+        return frames.DataFrame([row])
 
     def _summary(self) -> Summary:
         how = "all splits, exactly" if self.splits is None else f"{self.splits} random splits"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias
@@ -68,6 +68,7 @@ def natural_link(range_: TaskRange) -> Link:
 
 
 Side: TypeAlias = Literal["two", "upper", "lower"]
+SidePerTask: TypeAlias = Side | Sequence[Side | None] | Mapping[str, Side] | None
 SIDES = ("two", "upper", "lower")
 # A bound may also have a quantile of its own for each end of its intervals.
 BoundSide: TypeAlias = Literal["two", "upper", "lower", "each"]

@@ -36,6 +36,7 @@ from taskuq.conformal._calibrate import (
 )
 from taskuq.conformal._family import (
     Side,
+    SidePerTask,
     clipped,
     interval_family,
     stack_intervals,
@@ -48,7 +49,7 @@ from taskuq.conformal.scores._mlwr import unit_quantile
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score, SelfTunedScore
-from taskuq.table._table import TableLike
+from taskuq.table._table import TableLike, TaskRanges
 
 Method: TypeAlias = Literal["scale", "minimax"]
 
@@ -234,8 +235,8 @@ def calibrate_joint(
     unit: UnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
-    side: Any = "two",
-    task_range: Any = None,
+    side: SidePerTask = "two",
+    task_range: TaskRanges = None,
     task_names: Sequence[str] | None = None,
     acceleration: float | str | None = None,
     seed: int | np.random.Generator | None = None,
@@ -251,6 +252,9 @@ def calibrate_joint(
                  of :math:`\alpha/K` per task; with ``delta`` by a quantile of tuning cases
     ``minimax``  their empirical distribution on tuning cases, extrapolated beyond the largest
     ===========  ============================================================================
+
+    Raises:
+        InputError: If arrays do not fit together, values are not finite, or options conflict.
 
     References:
         Wen, Ahmad and Schniter, Conformal Bounds on Full-Reference Image Quality, and their

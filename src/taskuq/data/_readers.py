@@ -6,7 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -153,9 +153,8 @@ def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
     if reader.has_test_set:
         validation: Dataset = _with_coils(reader.open_test(), reader)
     else:
-        rng = np.random.default_rng([reader.seed, 1])
         fractions = (1 - reader.validation_fraction, reader.validation_fraction)
-        training, validation = split_by_group(training, fractions, rng=rng)
+        training, validation = split_by_group(training, fractions, seed=[reader.seed, 1])
     return _in_memory(training, reader), _in_memory(validation, reader)
 
 
@@ -191,10 +190,6 @@ class FileCheck:
     def used(self) -> bool:
         return not self.reason
 
-    def as_record(self) -> dict[str, Any]:
-        names = ("file", "used", "reason", "kind", "size", "slices", "positives")
-        return {name: getattr(self, name) for name in names}
-
 
 @dataclass(frozen=True)
 class DataCheck:
@@ -219,7 +214,7 @@ class DataCheck:
             "schema": "taskuq.data-check/1",
             "summary": self.summary,
             "notes": list(self.notes),
-            "files": [row.as_record() for row in self.rows],
+            "files": [asdict(row) | {"used": row.used} for row in self.rows],
         }
 
 

@@ -33,10 +33,9 @@ def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
     if (used := _used(inputs)) is not None:
         sets["masks"] = used
     if not sets or inputs.published:
-        rng = np.random.default_rng(settings.seed)
         sets |= {
             "published": (published_masks(PUBLISHED), PUBLISHED),
-            "rule": (nested_masks(320, PUBLISHED, rng=rng), PUBLISHED),
+            "rule": (nested_masks(320, PUBLISHED, seed=settings.seed), PUBLISHED),
         }
     sentences, outcomes = [], []
     for name, (masks, rates) in sets.items():
@@ -76,7 +75,6 @@ def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
 
 
 def _used(inputs: ClaimInputs) -> tuple[BoolArray, tuple[float, ...]] | None:
-    """Return the given masks, or those with which the table was measured, and their R."""
     if inputs.masks is not None:
         return np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations
     table = inputs.samples or inputs.point

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taskuq._arrays import as_array, as_ids, is_tensor, no_grad, require_in_ranges
 from taskuq._io import (
@@ -92,10 +93,10 @@ class RunCases:
 
 def as_cases(
     images: Any,
-    case: Sequence[Any] | None = None,
-    group: Sequence[Any] | None = None,
-    site: Sequence[Any] | None = None,
-    label: Sequence[Any] | None = None,
+    case: ArrayLike | None = None,
+    group: ArrayLike | None = None,
+    site: ArrayLike | None = None,
+    label: ArrayLike | None = None,
 ) -> RunCases:
     """Return the cases of a run from a data set, an array of images or a list of images."""
     if not hasattr(images, "__len__") or not hasattr(images, "__getitem__"):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 import taskuq
 from taskuq._arrays import as_ranges, require_methods
@@ -66,7 +67,7 @@ from taskuq.table._parquet import (
     read_header,
     write_case_list,
 )
-from taskuq.table._table import TaskOutputs, as_rounds
+from taskuq.table._table import TaskOutputs, TaskRanges, as_rounds
 from taskuq.table._terminology import Terminology, as_terminology
 
 # The parts of this package that determine the content of a table.
@@ -175,18 +176,18 @@ class Pipeline:
         samples: int,
         seed: int | np.random.Generator,
         store: str | Path | None = None,
-        case: Sequence[Any] | None = None,
-        group: Sequence[Any] | None = None,
-        site: Sequence[Any] | None = None,
-        label: Sequence[Any] | None = None,
+        case: ArrayLike | None = None,
+        group: ArrayLike | None = None,
+        site: ArrayLike | None = None,
+        label: ArrayLike | None = None,
         task_names: Sequence[str] | None = None,
-        task_range: Any = None,
+        task_range: TaskRanges = None,
         configuration: Mapping[str, Any] | None = None,
         engine: Engine | None = None,
         batch: int | None = None,
         threads: int | None = None,
         keep_images: int | Sequence[str] = 0,
-        terminology: Any = None,
+        terminology: Terminology | Mapping[str, str] | None = None,
         overwrite: bool = False,
         progress: bool = True,
     ) -> TaskOutputs:
@@ -227,6 +228,9 @@ class Pipeline:
             terminology: Display names of cases, groups and rounds in the report.
             overwrite: Delete the table in the folder first.
             progress: Show a progress bar.
+
+        Raises:
+            InputError: If images, rounds or ids do not fit, or the store is of another run.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")

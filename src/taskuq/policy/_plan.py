@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, final
+from typing import Any, Unpack, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taskuq._arrays import align_cases, as_ids, encode_cases
 from taskuq.conformal._calibrate import KINDS, tuning_count
+from taskuq.conformal._family import SidePerTask
 from taskuq.conformal._guarantee import (
     ConditionOn,
     DeltaScope,
@@ -58,7 +59,7 @@ from taskuq.policy._stopping import (
     smallest_certified,
 )
 from taskuq.protocols import Score
-from taskuq.table._table import PerTask, TableLike, TaskOutputs, as_table
+from taskuq.table._table import PerTask, TableFields, TableLike, TaskOutputs, as_table
 
 # Fraction of units on which policies are compared, and the folds it is cut into.
 CHOOSING_FRACTION, FOLDS = 0.3, 5
@@ -86,12 +87,12 @@ def plan(
     strata: ArrayLike | None = None,
     condition_on: ConditionOn | None = None,
     delta_scope: DeltaScope | None = None,
-    side: Any = None,
+    side: SidePerTask = None,
     choose: Sequence[PolicyName] | None = None,
     certificate_alpha: float = 0.1,
     task: str | Sequence[str] | None = None,
     seed: int | np.random.Generator | None = None,
-    **table_kwargs: Any,
+    **table_kwargs: Unpack[TableFields],
 ) -> Policy:
     r"""Calibrate a policy that stops scans early, with a guarantee at the stop.
 
@@ -145,6 +146,9 @@ def plan(
         task: Tasks whose goals must be reached; all by default.
         seed: Integer or Generator for the random choice of units to hold out, if any.
         table_kwargs: With arrays: ``accelerations`` and other fields of a table.
+
+    Raises:
+        InputError: If the table has no targets, no goal is given, or options conflict.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs

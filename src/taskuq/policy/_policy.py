@@ -170,8 +170,12 @@ class Policy(Displayed):
             parts.append(str(self.provenance["chosen"]["sentence"]))
         return " ".join(parts)
 
-    def for_stratum(self, stratum: Any) -> Policy:
-        """Return the policy for scans of one stratum; without strata, the policy itself."""
+    def for_stratum(self, stratum: int | str | None) -> Policy:
+        """Return the policy for scans of one stratum; without strata, the policy itself.
+
+        Raises:
+            InputError: If the stratum is missing, unknown or not used.
+        """
         if not self.strata:
             if stratum is not None:
                 message = f"the policy has no strata; remove stratum={stratum!r}"
@@ -191,10 +195,10 @@ class Policy(Displayed):
     def decide(
         self,
         round: int,
-        outputs: Any,
+        outputs: ArrayLike | None,
         *,
         value: float | FloatArray | None = None,
-        stratum: Any = None,
+        stratum: int | str | None = None,
     ) -> Decision:
         """Return the decision after a round; its interval is the report if the scan stops now.
 
@@ -209,6 +213,9 @@ class Policy(Displayed):
                 (round, case, sample) for several or a group, with a last axis for several tasks.
             value: Target, known once everything is measured.
             stratum: Stratum of all these cases, for a policy with strata.
+
+        Raises:
+            InputError: If outputs, samples or the stratum do not fit the policy.
         """
         if self.strata or stratum is not None:
             return self.for_stratum(stratum).decide(round, outputs, value=value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,7 @@ from taskuq._arrays import ranges_to_json
 from taskuq._display import Displayed, Summary, svg
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import tuning_fraction, tuning_units
-from taskuq.conformal._family import use_numba
+from taskuq.conformal._family import SidePerTask, use_numba
 from taskuq.conformal._guarantee import ConditionOn, DeltaScope, Guarantee
 from taskuq.conformal._splits import (
     Splits,
@@ -65,8 +65,18 @@ from taskuq.policy._stored_scans import (
     simulate_each_split,
     simulate_splits,
 )
-from taskuq.table._table import PerTask, TableLike, TaskOutputs, as_table, called_rounds
+from taskuq.table._table import (
+    PerTask,
+    TableFields,
+    TableLike,
+    TaskOutputs,
+    as_table,
+    called_rounds,
+)
 from taskuq.table._terminology import round_label
+
+if TYPE_CHECKING:
+    import pandas
 
 # Most replicates; the relative error below which they show what part of their variance is linear.
 REPLICATES, CLEAR = 300, 0.25
@@ -273,16 +283,16 @@ class Simulation(Displayed):
         record = {_KEYS.get(name, name): value for name, value in asdict(self).items()}
         return dict(to_json_value(record))
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row; ``pandas.concat`` joins several simulations.
 
         Raises:
             InputError: If pandas is not installed.
         """
-        pandas = import_extra("pandas", "pandas")
+        frames = import_extra("pandas", "pandas")
         row = {n: v for n, v in vars(self).items() if not isinstance(v, tuple | dict)}
         errors = {f"{name}_error": error for name, error in self.standard_errors.items()}
-        return pandas.DataFrame([row | errors])
+        return frames.DataFrame([row | errors])
 
     def _summary(self) -> Summary:
         guaranteed = "guaranteed" if self.guaranteed else "measured, not guaranteed"
@@ -317,7 +327,7 @@ def simulate(
     max_width: PerTask = None,
     at_least: PerTask = None,
     at_most: PerTask = None,
-    side: Any = None,
+    side: SidePerTask = None,
     splits: int = 1000,
     seed: int | np.random.Generator = 0,
     unit: PolicyUnitName | None = None,
@@ -330,7 +340,7 @@ def simulate(
     delta_scope: DeltaScope | None = None,
     tuning_repeats: int = 10,
     task: str | Sequence[str] | None = None,
-    **table_kwargs: Any,
+    **table_kwargs: Unpack[TableFields],
 ) -> list[Simulation]:
     r"""Simulate stopping policies over random splits of a table.
 
@@ -365,6 +375,9 @@ def simulate(
         tuning_repeats: Number of tuning sets to average over, for policies that need tuning.
         task: Tasks whose goals must be reached; default: all.
         table_kwargs: With arrays, ``accelerations`` and other fields of a table.
+
+    Raises:
+        InputError: If the table has no targets, no goal is given, or options conflict.
 
     Example:
         >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs

@@ -260,11 +260,11 @@ class ScanRandomisation:
     fixed_mask_fraction: Unit = 0.25  #: Fraction of cases that use a mask of [measure].
     #: Distribution of the random masks of the other cases.
     masks: _RandomMasks = field(default_factory=_RandomMasks)
-    #: Numbers of coils; one is drawn per batch; needs data.coils = 0.
+    #: Possible numbers of coils, one of which is drawn per batch; requires data.coils = 0.
     coils: tuple[Coils, ...] = ()
     noise_fraction: Unit = 0.5  #: Fraction of cases with noise added to k-space.
     snr_db: tuple[float, float] = (20.0, 60.0)  #: Range of the signal-to-noise ratio, in decibels.
-    contrast: NonNegative = 0.5  #: Strength of a random monotone map of intensities.
+    contrast: NonNegative = 0.5  #: Strength of a random monotone change of intensities.
 
     def __post_init__(self) -> None:
         fractions = (self.fixed_mask_fraction, self.noise_fraction, self.contrast)

@@ -248,8 +248,8 @@ def cross_fit_datasets(
 class EstimateConfig:
     """Settings of [estimate]: point-estimate network and its cross-fitting."""
 
-    weights: Path | None = None  #: Trained VarNet; default: one is trained first.
-    folds: Natural = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
+    weights: Path | None = None  #: Trained VarNet; by default, one is trained first.
+    folds: Natural = 0  #: Cross-fitting folds; 0 if weights were trained on other patients.
     #: Folder of an earlier training run with point-estimate networks to reuse.
     reuse_from: Path | None = None
     #: Size of the point-estimate networks, which are trained first.

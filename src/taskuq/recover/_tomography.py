@@ -355,8 +355,8 @@ class CTSamplerMethod:
 class _CTEstimateConfig:
     """Settings of [estimate] for the CT sampler."""
 
-    weights: Path | None = None  #: Trained unrolled network; default: one is trained first.
-    folds: Natural = 0  #: Cross-fitting folds; 0 if the weights were trained on other patients.
+    weights: Path | None = None  #: Trained unrolled network; by default, one is trained first.
+    folds: Natural = 0  #: Cross-fitting folds; 0 if weights were trained on other patients.
     #: Size of the point-estimate networks, which are trained first.
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING  #: Optimiser and schedule of these networks.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -29,8 +29,15 @@ from taskuq.report._contents import Contents, build_contents
 from taskuq.report._explorer import save_explorer
 from taskuq.report._page import ENDINGS, page_text, write_exports, write_page
 from taskuq.report._records import read_folder
-from taskuq.table._table import PerTask, TableLike, TaskOutputs, as_table, suggest_range
-from taskuq.table._terminology import as_terminology
+from taskuq.table._table import (
+    PerTask,
+    TableFields,
+    TableLike,
+    TaskOutputs,
+    as_table,
+    suggest_range,
+)
+from taskuq.table._terminology import Terminology, as_terminology
 
 SCORES = ("ar", "lwr", "cqr", "mlwr")
 # Policies that are simulated for comparison.
@@ -51,9 +58,9 @@ def make_report(
     splits: int = 1000,
     seed: int | np.random.Generator = 0,
     title: str | None = None,
-    terminology: Any = None,
+    terminology: Terminology | Mapping[str, str] | None = None,
     log: Callable[[str], None] = lambda line: None,
-    **table_kwargs: Any,
+    **table_kwargs: Unpack[TableFields],
 ) -> Path:
     """Evaluate a table of task outputs, plan a stopping policy and write a report.
 
@@ -82,6 +89,9 @@ def make_report(
 
     Returns:
         The path of the report.
+
+    Raises:
+        InputError: If the table has no targets, or the folder holds other results.
 
     Example:
         >>> import tempfile

@@ -72,7 +72,7 @@ def acquire(
     monitor: Monitor | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     adaptive: AdaptiveMeasure | None = None,
-    stratum: Any = None,
+    stratum: int | str | None = None,
 ) -> Scan | GroupScan:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
@@ -123,6 +123,9 @@ def acquire(
 
     Returns:
         A :class:`taskuq.scan.Scan`; for a group a :class:`taskuq.scan.GroupScan`.
+
+    Raises:
+        InputError: If parts do not fit the policy or each other; faults of a scan do not raise.
     """
     if not isinstance(cast(Any, policy), Policy):
         text = f"policy must be a Policy, got {type(policy).__name__}; use taskuq.load_policy"

@@ -14,6 +14,7 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taskuq._arrays import as_real_array, require_in_ranges
 from taskuq._display import Displayed, Summary, svg
@@ -30,10 +31,10 @@ from taskuq.table._table import TaskOutputs
 NEAR, FAR, LAST, STEP = (-0.75, -0.4), (1.0, 3.0), 0.2, 0.2
 POWERS = np.array([*NEAR, *FAR])
 # Shares of the capital, for one direction of counting.
-SHARES = np.array([0.03, 0.09, 0.05, 0.05, 0.28])
+SHARES = np.array([0.03, 0.08, 0.04, 0.04, 0.31])
 BETS = 2 * len(SHARES)
 # Share of delta of the statistics of location; the others have the rest.
-LOCATION, LOCATION_SHARE = "centre", 0.8
+LOCATION, LOCATION_SHARE = "centre", 0.85
 # Largest wealth of a bet, so that floats do not overflow.
 MOST = 1e100
 # Relative margin of the alarm level for rounding.
@@ -58,7 +59,7 @@ def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
 
 
 def _unbet_wealth(bet_on: int) -> float:
-    return 1 / (1 + math.log2(bet_on + 1))
+    return 1 / (1 + 2 * math.log2(bet_on + 1))
 
 
 def _update_wealth(capital: FloatArray, bet_on: int, low: Any, high: Any, units: int) -> FloatArray:
@@ -290,7 +291,11 @@ class Monitor(Displayed):
         )
 
     def update(
-        self, outputs: Any, *, unit: Names = None, statistics: Mapping[str, Any] | None = None
+        self,
+        outputs: ArrayLike,
+        *,
+        unit: Names = None,
+        statistics: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Update the evidence with new units.
 
@@ -299,6 +304,9 @@ class Monitor(Displayed):
                 units, pass the outputs of all cases of one group.
             unit: Name of the unit, or one name per unit; a unit seen before is not counted again.
             statistics: Additional statistics by name, for the unit or for each unit.
+
+        Raises:
+            InputError: If outputs or statistics do not fit those of the policy.
         """
         found = self._seen(outputs, None)
         given = dict(statistics or {})
@@ -315,7 +323,7 @@ class Monitor(Displayed):
             found[mine] = round_significant(each)
         self._add(found, unit)
 
-    def audit(self, outputs: Any, targets: Any, *, unit: Names = None) -> None:
+    def audit(self, outputs: ArrayLike, targets: ArrayLike, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
         Select these scans at random: the scans that a policy does not stop early are the hard ones.
@@ -324,6 +332,9 @@ class Monitor(Displayed):
             outputs: As for :meth:`update`.
             targets: One target per case, (case,) or (case, task); a number for one case.
             unit: Name of the unit, or one name per unit.
+
+        Raises:
+            InputError: If outputs or targets do not fit those of the policy.
         """
         found = self._seen(outputs, targets)
         self._add({key: found[key] for key in self._audited}, unit)

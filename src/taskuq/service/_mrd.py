@@ -221,11 +221,11 @@ def _header_problems(document: Any) -> Iterator[str]:
         got = 1 if factor is None else int(getattr(factor, step))
         found.append((f"parallelImaging.accelerationFactor.{step}", got, 1))
     counters = ("kspace_encoding_step_2", "average", "contrast", "phase", "set")
-    for name in (*counters, "slice", "repetition"):
+    for name in (*counters, "slice", "repetition", "segment"):
         if (limit := getattr(limits, name)) is not None:
-            last = int(limit.maximum) if name in counters else 0
-            ends = f"{limit.minimum} to {last}"
-            found.append((f"encodingLimits.{name}", ends, "0 to 0"))
+            last = 0 if name in counters else max(0, int(limit.maximum))
+            ends = f"{limit.minimum} to {limit.maximum}"
+            found.append((f"encodingLimits.{name}", ends, f"0 to {last}"))
     yield from (f"{name} is {got}; {need} is needed" for name, got, need in found if got != need)
     for name, value in (("x", size.x), ("y", size.y)):
         if not 0 < int(value) < 2**16:
@@ -318,7 +318,6 @@ NOISE, CALIBRATION, CALIBRATION_AND_IMAGING, REVERSED = 19, 20, 21, 22
 COMPRESSED = (53, 54, 55, 56)
 # Bits without a meaning in MRD; those after the compressions belong to users.
 UNDEFINED = ((1 << 52) - 1) & ~((1 << 31) - 1)
-# There is one image per slice: other counters must be 0.
 COUNTED = ("kspace_encode_step_2", "average", "contrast", "phase", "repetition", "set")
 
 
@@ -339,15 +338,13 @@ def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
         return "a compressed line (ACQ_COMPRESSION); send it uncompressed"
     if int(acquisition.flags) & UNDEFINED:
         return f"a line with undefined flags {int(acquisition.flags):#x}"
-    if acquisition.encoding_space_ref:
-        reference = f"encoding_space_ref {acquisition.encoding_space_ref}"
-        return f"a line of another encoding space ({reference}); only the first is used"
-    for name in COUNTED:
-        if count := int(getattr(acquisition.idx, name)):
-            return f"a line of {name.replace('kspace_encode', 'encoding')} {count}; only 0 is used"
     samples, coils = int(acquisition.number_of_samples), int(acquisition.active_channels)
     allowed = " or ".join(map(str, header.readouts))
+    # There is one image per slice: its other counters are 0.
+    counters = ((name, int(getattr(acquisition.idx, name)), 0) for name in COUNTED)
     for name, got, need in (
+        *counters,
+        ("encoding_space_ref", int(acquisition.encoding_space_ref), 0),
         ("version", int(acquisition.version) or 1, 1),
         ("discard_pre", int(acquisition.discard_pre), 0),
         ("discard_post", int(acquisition.discard_post), 0),
@@ -363,7 +360,7 @@ def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
 
 def line_frame(acquisition: Any) -> tuple[Any, ...]:
     """Return the fields that must be the same in all lines of a slice."""
-    of_slice = ("position", "read_dir", "phase_dir", "slice_dir")
+    of_slice = ("position", "read_dir", "phase_dir", "slice_dir", "patient_table_position")
     same = ("measurement_uid", "number_of_samples", "sample_time_us")
     return (
         *((name, getattr(acquisition, name)) for name in same),

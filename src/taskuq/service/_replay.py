@@ -134,8 +134,8 @@ def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> It
         yield _StoredScan(mrd.ScanHeader(scan_id, name, kspace[0].shape, per, size), kspace)
 
 
-# Seconds that a service may take to be there, to come back (networks are loaded), between tries.
-PATIENCE, PATIENCE_FOR_RETURN, PAUSE = 10.0, 60.0, 0.25
+# Seconds that a service may take to load its networks, and between tries.
+PATIENCE, PAUSE = 60.0, 0.25
 
 
 @dataclass
@@ -168,7 +168,7 @@ def replay_scan(
     until, is_logged = time.monotonic() + PATIENCE, False
     while time.monotonic() < until:
         try:
-            client = socket.create_connection((host, port), timeout=PATIENCE)
+            client = socket.create_connection((host, port), timeout=10)
             connection = mrd.Connection(client, limits or mrd.StreamLimits())
         except OSError:
             if not is_logged:
@@ -183,7 +183,7 @@ def replay_scan(
             _replay(_LineSender(connection, scan, result, tr), remaining)
             return result
         except (mrd.StreamError, OSError):
-            until, is_logged = time.monotonic() + PATIENCE_FOR_RETURN, False
+            until, is_logged = time.monotonic() + PATIENCE, False
             log("The connection was lost; resuming the scan from its stored state.")
             time.sleep(PAUSE)
         finally:

@@ -22,7 +22,7 @@ from taskuq._config import from_toml_table
 from taskuq._io import complete_record, file_lock, parse_json, to_json_value
 from taskuq._seeds import case_seed
 from taskuq.errors import InputError, first_line
-from taskuq.measure._mri import MRIMeasurement, _combine_columns
+from taskuq.measure._mri import MRIMeasurement, combine_columns
 from taskuq.pipeline._executor import DeadlineWorker, Executor
 from taskuq.policy._policy import Policy
 from taskuq.protocols import AdaptiveMeasure, Recover, Task
@@ -59,9 +59,9 @@ class _StreamedSlice:
         """Add a line of k-space (coil, height); return the reason for rejecting it, or None."""
         width, line = self.shape[2], np.asarray(data)
         if not 0 <= column < width:
-            return f"line {column} of {width} lines"
+            return f"a line with kspace_encode_step_1 {column}; 0 to {width - 1} is needed"
         if not np.isfinite(line).all():
-            return f"line {column} contains NaN or infinity"
+            return f"line {column} has data with NaN or infinity"
         with self.lock:
             before = self.lines.get(column)
             if before is None:
@@ -113,7 +113,7 @@ class _StreamedSlice:
             )
 
     def combine(self, measurements: Sequence[dict[str, Any]]) -> MRIMeasurement:
-        return _combine_columns(measurements, self.shape, self.accelerations)
+        return combine_columns(measurements, self.shape, self.accelerations)
 
     def is_complete(self, measurements: Sequence[dict[str, Any]]) -> bool:
         return sum(len(one["columns"]) for one in measurements) == self.shape[-1]
@@ -287,8 +287,8 @@ class Session:
     _active: dict[int, _ActiveScan] = field(default_factory=dict)
     _buffered: int = 0
     _progress: float = field(default_factory=time.monotonic)
-    # Rounds and problems of refused lines, by slice.
-    _refused: dict[int, tuple[int, str]] = field(default_factory=dict)
+    # Rounds and problems of refused lines, by slice; None for slices that the header lacks.
+    _refused: dict[int | None, tuple[int, str]] = field(default_factory=dict)
     _noise: mrd.Prewhitening | None = None
     _xml: str = field(default="", repr=False)
     _worker: DeadlineWorker = field(init=False)
@@ -485,7 +485,9 @@ class Session:
             self._progress = time.monotonic()
             return
         if number >= self.header.slices:
-            self._reject(f"slice {number} of {self.header.slices}")
+            outside = f"a line with slice {number}; 0 to {self.header.slices - 1} is needed"
+            self._refused[None] = 0, outside
+            self._reject(outside)
             return
         problem = mrd.line_problem(acquisition, self.header)
         if problem:
@@ -596,7 +598,7 @@ class Session:
         for k in range(self.header.slices):
             if k in self.done:
                 continue
-            _, problem = self._refused.get(k, (0, ""))
+            _, problem = self._refused.get(k) or self._refused.get(None, (0, ""))
             slice_ = self.slices.get(k)
             missing = [
                 c for c in range(self.header.shape[2]) if slice_ is None or c not in slice_.lines

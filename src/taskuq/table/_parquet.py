@@ -621,7 +621,7 @@ def _fill(
 
 def _read_ids(
     shards: list[Path], schemas: list[Any], places: list[Places], n: int
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """Return groups, sites and labels if they are known for all cases."""
     read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "site": [], "label": []}
     for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,6 +28,10 @@ from taskuq._registry import Registry
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.table._terminology import count_noun, round_label
+
+if TYPE_CHECKING:
+    import arviz
+    import xarray
 
 
 def as_rounds(
@@ -91,6 +95,26 @@ def _as_texts(values: Any, name: str) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
+# One range for all tasks, or one per task, in order or by name.
+_Range: TypeAlias = Sequence[float] | None
+TaskRanges: TypeAlias = _Range | Sequence[_Range] | Mapping[str, _Range]
+
+
+class TableFields(TypedDict, total=False):
+    """Fields of a table that functions take along with arrays."""
+
+    accelerations: ArrayLike | None
+    group: ArrayLike | None
+    site: ArrayLike | None
+    case: ArrayLike | None
+    task_names: Sequence[str] | None
+    task_range: TaskRanges
+    round_names: Sequence[str] | None
+    provenance: Mapping[str, Any] | None
+    missing_cases: Iterable[str]
+    sampled_lines: ArrayLike | None
+
+
 # Optional ids of cases: columns of a table.
 IDS = ("case", "group", "site", "label")
 
@@ -148,22 +172,22 @@ class TaskOutputs(Displayed):
 
     def __init__(
         self,
-        outputs: Any,
-        targets: Any = None,
-        accelerations: Any = None,
+        outputs: ArrayLike,
+        targets: ArrayLike | None = None,
+        accelerations: ArrayLike | None = None,
         *,
-        group: Any = None,
-        site: Any = None,
-        label: Any = None,
-        case: Any = None,
+        group: ArrayLike | None = None,
+        site: ArrayLike | None = None,
+        label: ArrayLike | None = None,
+        case: ArrayLike | None = None,
         task_names: Sequence[str] | None = None,
-        task_range: Any = None,
-        task_ranges: Any = None,
+        task_range: TaskRanges = None,
+        task_ranges: TaskRanges = None,
         round_names: Sequence[str] | None = None,
         provenance: Mapping[str, Any] | None = None,
         missing_cases: Iterable[str] = (),
         images_path: Path | None = None,
-        sampled_lines: Any = None,
+        sampled_lines: ArrayLike | None = None,
     ) -> None:
         given = {"outputs": outputs, "targets": targets, "group": group, "label": label}
         ids = case_ids(outputs) if case is None else None
@@ -303,6 +327,9 @@ class TaskOutputs(Displayed):
 
         Args:
             acceleration: Its acceleration or name.
+
+        Raises:
+            InputError: If the table has no such round.
         """
         if isinstance(acceleration, str):
             matches = [k for k, label in enumerate(self.round_labels) if label == acceleration]
@@ -327,9 +354,9 @@ class TaskOutputs(Displayed):
         *,
         accelerations: Sequence[float | str] | None = None,
         samples: int | None = None,
-        group: Any = None,
+        group: ArrayLike | None = None,
         task: str | Sequence[str] | None = None,
-        cases: Any = None,
+        cases: ArrayLike | None = None,
     ) -> TaskOutputs:
         """Return a smaller table.
 
@@ -339,6 +366,9 @@ class TaskOutputs(Displayed):
             group: One group, or several.
             task: One task, dropping the task axis; or several, in the given order.
             cases: Indices, or one boolean per case.
+
+        Raises:
+            InputError: If the table has no such round, group, task or case.
         """
         outputs, targets, changes = self.outputs, self.targets, dict[str, Any]()
         lines = self.sampled_lines
@@ -392,17 +422,18 @@ class TaskOutputs(Displayed):
         target = Path(path)
         return WRITERS[target.suffix if target.suffix in WRITERS else FOLDER](self, target)
 
-    def to_xarray(self) -> Any:
+    def to_xarray(self) -> xarray.Dataset:
         """Return an xarray.Dataset with dimensions round, case, sample and task.
 
         Raises:
             InputError: If xarray is not installed.
         """
-        from taskuq.table._formats import to_dataset
+        from taskuq.table import _formats
 
-        return to_dataset(self)
+        dataset: xarray.Dataset = _formats.to_dataset(self)
+        return dataset
 
-    def to_arviz(self) -> Any:
+    def to_arviz(self) -> arviz.InferenceData | xarray.DataTree:
         """Return ArviZ's InferenceData: samples as posterior predictive, targets as observed.
 
         Raises:
@@ -414,7 +445,7 @@ class TaskOutputs(Displayed):
 
     @staticmethod
     def from_posterior(
-        samples: ArrayLike, theta: ArrayLike | None = None, **options: Any
+        samples: ArrayLike, theta: ArrayLike | None = None, **options: Unpack[TableFields]
     ) -> TaskOutputs:
         """Return posterior samples of parameters as a table, each parameter a task.
 
@@ -436,7 +467,7 @@ class TaskOutputs(Displayed):
         return TaskOutputs(np.moveaxis(x, 0, 1)[None], theta, **options)
 
     @staticmethod
-    def load(path: Any, *, task_range: Any = None) -> TaskOutputs:
+    def load(path: TableLike, *, task_range: TaskRanges = None) -> TaskOutputs:
         """Read a table.
 
         Args:
@@ -445,6 +476,9 @@ class TaskOutputs(Displayed):
                 or InferenceData of ArviZ; or the name of a bundled table, 'atlas-sampler' or
                 'atlas-varnet'.
             task_range: Task range, if the file has none.
+
+        Raises:
+            InputError: If there is no such file, or it cannot be read as a table.
         """
         if not isinstance(path, str | os.PathLike):
             table = READERS[FRAME](path)
@@ -466,8 +500,8 @@ class TaskOutputs(Displayed):
         return replace_arrays(table, task_ranges=ranges)
 
 
-# Arrays, a table or the path of one; and one value, or one for each task.
-TableLike: TypeAlias = TaskOutputs | ArrayLike | os.PathLike[str]
+# A table, its path, a data frame, datasets of ArviZ, or arrays; and one value, or one per task.
+TableLike: TypeAlias = TaskOutputs | ArrayLike | os.PathLike[str] | Mapping[str, object]
 PerTask: TypeAlias = float | Sequence[float] | Mapping[str, float] | None
 BUNDLED = Path(__file__).parent / "bundled"
 # Readers and writers: of a folder of shards, of files by their suffix, of data frames.

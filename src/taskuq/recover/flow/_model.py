@@ -171,10 +171,10 @@ class FlowConfig:
         in_channels: Condition channels; 0 means two per coil. A residual flow has 6.
         unet_width: Channels at the first level of the conditioning U-Net.
         unet_pools: Number of times the conditioning U-Net halves the image.
-        condition_channels: Channels of the condition of every layer.
+        condition_channels: Channels of the condition in each layer.
         condition_skip: Pass the inputs to the conditioning network directly as well as through the
             U-Net.
-        layers: Number of layers, each at half the size of the previous one.
+        layers: Number of layers, each at half the resolution of the previous one.
         steps_per_layer: Flow steps per layer; couplings alternate between 1×1 and 3×3 pixels.
         measured_noise: Standard deviation of the training noise in the measured subspace; data
             consistency removes it from every sample.

@@ -228,9 +228,9 @@ class FlowMethod:
     weights: Path | None = None  #: Trained flow, a file or a bundled name.
     #: VarNet weights of a residual flow; default: those used in training.
     estimate: Path | None = None
-    #: Standard deviation of the latents; default: that of the weights, or 1.
+    #: Standard deviation of the latents; default: the value stored with the weights, or 1.
     temperature: NonNegative | None = None
-    #: "auto" samples in bfloat16 on a GPU, with the estimate in float16.
+    #: On a GPU, "auto" uses bfloat16 for the samples and float16 for the estimate.
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> Recover:

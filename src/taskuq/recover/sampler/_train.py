@@ -130,7 +130,7 @@ class TaskLossConfig:
     logits: NonNegative = 0.1  #: Weight of the fair CRPS of logits.
     outputs: NonNegative = 0.1  #: Weight of the fair CRPS of outputs.
     features: NonNegative = 0.1  #: Weight of the energy score of hidden features.
-    #: Maximum ratio of the gradient norms of task loss and image loss.
+    #: Maximum ratio of the gradient norm of the task loss to that of the image loss.
     gradient_limit: NonNegative = 4.0
     ramp_start: Unit = 0.5  #: Fraction of the training at which the task loss begins.
     ramp_end: Unit = 0.75  #: Fraction of the training at which the task loss has its full weight.
