@@ -248,9 +248,7 @@ class SelfTunedScore(FittedScore, Protocol):
     def summary_family(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of summarised cases."""
 
-    def leave_one_out(
-        self, read: Any, targets: Any, range_: TaskRange, fits: int = 1
-    ) -> LeaveOneOutFit:
+    def leave_one_out(self, read: Any, targets: Any, range_: TaskRange) -> LeaveOneOutFit:
         """Return a reusable fit to any calibration units among summarised cases."""
 
 

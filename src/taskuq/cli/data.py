@@ -274,11 +274,11 @@ def masks(
 
 
 def _draw(masks: BoolArray, rates: Sequence[float], figure: Path, lines: str = "lines") -> None:
-    from taskuq.report.figures import save_figure
+    from taskuq.report.figures import draw_all
     from taskuq.report.figures._imaging import masks_figure
 
     image_format(figure)
-    save_figure(masks_figure(masks, rates, lines=lines), figure)
+    draw_all(masks_figure(masks, rates, lines=lines), [figure])
 
 
 def _learn(config: Path, output: Path, figure: Path, device: str | None, overwrite: bool) -> None:
