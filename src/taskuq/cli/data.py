@@ -148,7 +148,7 @@ def prepare(
 def atlas(
     *,
     patients: int = 125,
-    seed: app.Seed = 0,
+    seed: int = 0,
     first_patient: int = 0,
     size: int = 128,
     slices: int = 8,
@@ -176,7 +176,7 @@ def preview(
     source: Path | None = None,
     /,
     *,
-    seed: app.Seed = 0,
+    seed: int = 0,
     patients: int = 6,
     size: int = 128,
     contrast: Literal["t1", "t2", "flair", "mixed"] = "flair",
@@ -244,7 +244,7 @@ def masks(
     published: bool = False,
     pattern: Literal["inverse-distance", "uniform"] = "inverse-distance",
     acs: str | None = None,
-    seed: app.Seed = 0,
+    seed: int = 0,
     figure: Path | None = None,
     device: str | None = None,
     overwrite: bool = False,
@@ -274,11 +274,11 @@ def masks(
 
 
 def _draw(masks: BoolArray, rates: Sequence[float], figure: Path, lines: str = "lines") -> None:
-    from taskuq.report.figures import save_figure
+    from taskuq.report.figures import draw_all
     from taskuq.report.figures._imaging import masks_figure
 
     image_format(figure)
-    save_figure(masks_figure(masks, rates, lines=lines), figure)
+    draw_all(masks_figure(masks, rates, lines=lines), [figure])
 
 
 def _learn(config: Path, output: Path, figure: Path, device: str | None, overwrite: bool) -> None:
