@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -30,7 +30,6 @@ class Scanners:
     of_case: Mapping[str, Scanner]
     is_group: bool = True
     is_shared: bool = False
-    on_combined: Callable[[], None] | None = None
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
@@ -46,12 +45,8 @@ class Scanners:
 
     def combine(self, case: str, measurements: Sequence[Any]) -> Any:
         """Combine the measurements of a case if its scanner supports it; else return a list."""
-        scanner, combined = self.of_case[case], list(measurements)
-        if isinstance(scanner, CombiningScanner):
-            combined = scanner.combine(combined)
-        if self.on_combined is not None:
-            self.on_combined()
-        return combined
+        scanner, each = self.of_case[case], list(measurements)
+        return scanner.combine(each) if isinstance(scanner, CombiningScanner) else each
 
     def _measure_group(self, round: int) -> list[Any]:
         measured: Any = next(iter(self.of_case.values())).measure(round)

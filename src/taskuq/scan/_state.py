@@ -37,46 +37,25 @@ SCAN, ROUND = "taskuq scan_id", "taskuq round"
 
 
 @contextmanager
-def background(
-    work: Callable[[], None] | None, *, waits: bool = False
-) -> Iterator[Callable[[], None]]:
-    """Run work in a background thread; join and re-raise on exit.
-
-    With ``waits``, the thread starts when the yielded function is called, at the latest on exit.
-    """
+def background(work: Callable[[], None] | None) -> Iterator[None]:
+    """Run work in a thread during the body; wait for it and raise its error."""
+    if work is None:
+        yield
+        return
     failed: list[BaseException] = []
-    threads: list[threading.Thread] = []
-    # A late computation may start the thread while the exit does: one of them gets the work.
-    turn, left = threading.Lock(), [] if work is None else [work]
 
-    def run(work: Callable[[], None]) -> None:
+    def run() -> None:
         try:
             work()
         except BaseException as error:
             failed.append(error)
 
-    def begin() -> None:
-        with turn:
-            for one in left:
-                thread = threading.Thread(target=run, args=(one,))
-                try:
-                    thread.start()
-                    threads.append(thread)
-                except RuntimeError:  # no thread can be started: run the work here, and first
-                    run(one)
-            left.clear()
-
-    if not waits:
-        begin()
+    thread = threading.Thread(target=run)
+    thread.start()
     try:
-        yield begin
+        yield
     finally:
-        with turn:
-            for one in left:
-                run(one)
-            left.clear()
-        for thread in threads:
-            thread.join()
+        thread.join()
         if failed:
             # An error that stayed here would keep its frames alive.
             raise failed.pop()

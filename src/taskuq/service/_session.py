@@ -580,9 +580,8 @@ class Session:
             self.service.note_outcome(False)
             self._log("error", "undecided", slices=sorted(scan.slices))
             self.send_text(f"slices {sorted(scan.slices)} cannot be decided: {error:.300}")
-            for k, slice_ in scan.slices.items():
-                width = slice_.shape[2]
-                self._send_undecided(k, error, [c for c in range(width) if c not in slice_.lines])
+            for k in scan.slices:
+                self._send_undecided(k, error, self._missing(k))
         with self._lock:
             for k, slice_ in scan.slices.items():
                 self.done.add(k)
@@ -599,27 +598,26 @@ class Session:
             if k in self.done:
                 continue
             _, problem = self._refused.get(k) or self._refused.get(None, (0, ""))
-            slice_ = self.slices.get(k)
-            missing = [
-                c for c in range(self.header.shape[2]) if slice_ is None or c not in slice_.lines
-            ]
             text = fault or "the stream ended before all lines of a round had arrived"
-            if not self._send_undecided(k, f"{text} ({problem})" if problem else text, missing):
+            text += f" ({problem})" if problem else ""
+            if not self._send_undecided(k, text, self._missing(k)):
                 return
+
+    def _missing(self, slice_: int) -> list[int]:
+        assert self.header is not None, "slices come after the header"
+        arrived = self.slices[slice_].lines if slice_ in self.slices else {}
+        return [column for column in range(self.header.shape[2]) if column not in arrived]
 
     def _send_undecided(self, slice_: int, fault: str, lines: Sequence[int]) -> bool:
         """Send an image with the decision to continue; return False if the client is gone."""
         self.service.count("undecided")
-        meta = dict.fromkeys(REPLIED, "null") | {
-            "decision": "continue", "would_stop": "false", "lines": json.dumps(lines),
-            "guarantee": "No guarantee: not decided.", "guaranteed": "false", "undecided": "true",
-            "shadow": str(self.shadow).lower(), "stored": "false",
-            "reason": json.dumps(f"continue: {fault:.300}"), "fault": json.dumps(fault[:300]),
-        }  # fmt: skip
+        record = {"reason": f"continue: {fault:.300}", "fault": fault[:300]}
         if self.header is not None:
-            case = json.dumps(self.header.case(slice_))
-            meta |= {"scan_id": self.header.scan_id, "case": case}
-        return self._send_image(meta, slice_, 0, None)
+            record["case"] = self.header.case(slice_)
+        return self._send_image(
+            slice_, None, record, lines, decision="continue", would_stop=False, undecided=True,
+            guarantee="No guarantee: not decided.", guaranteed=False, stored=False,
+        )  # fmt: skip
 
     def _reply(self, record: RoundRecord, slice_: int, image: Any) -> None:
         """Send the image with interval and decision."""
@@ -640,30 +638,30 @@ class Session:
                 round=record.round, stop=record.stop, fault=record.fault is not None,
                 guaranteed=record.void_reason is None, ms=round(1000 * latency, 1),
             )  # fmt: skip
-        fields = to_json_value(record.to_dict())
-        is_guaranteed = record.void_reason is None and self.policy.is_guaranteed
-        meta = {
-            "decision": "stop" if record.stop and not shadow else "continue",
-            "would_stop": str(record.stop).lower(),
-            "lines": json.dumps(self._next_lines(record, slice_)),
-            "scan_id": self.header.scan_id,
-            "guarantee": record.void_reason or self.policy.statement,
-            "guaranteed": str(is_guaranteed).lower(),
-            "undecided": "false",
-            "shadow": str(shadow).lower(),
-            "stored": str(record.restored).lower(),
-            **{name: json.dumps(fields[name]) for name in REPLIED},
-        }
-        self._send_image(meta, slice_, record.round + 1, image)
+        self._send_image(
+            slice_, image, to_json_value(record.to_dict()), self._next_lines(record, slice_),
+            decision="stop" if record.stop and not shadow else "continue",
+            would_stop=record.stop, undecided=False,
+            guarantee=record.void_reason or self.policy.statement,
+            guaranteed=record.void_reason is None and self.policy.is_guaranteed,
+            stored=record.restored,
+        )  # fmt: skip
 
-    def _send_image(self, meta: dict[str, str], slice_: int, index: int, image: Any) -> bool:
+    def _send_image(
+        self, slice_: int, image: Any, record: Mapping[str, Any], lines: Sequence[int], **meta: Any
+    ) -> bool:
         import ismrmrd
 
         shape = (1, 1) if self.header is None else self.header.shape[1:]
         pixels = np.zeros(shape, dtype=np.float32) if image is None else as_array(image, "image")
         reply = ismrmrd.Image.from_array(np.ascontiguousarray(pixels.T), slice=slice_)
-        reply.image_index = index
-        reply.meta = ismrmrd.Meta({f"taskuq_{name}": value for name, value in meta.items()})
+        reply.image_index = record.get("round", -1) + 1
+        if self.header is not None:
+            meta["scan_id"] = self.header.scan_id
+        values = {**meta, "lines": lines, "shadow": self.shadow}
+        texts = {name: v if isinstance(v, str) else json.dumps(v) for name, v in values.items()}
+        texts |= {name: json.dumps(record.get(name)) for name in REPLIED}
+        reply.meta = ismrmrd.Meta({f"taskuq_{name}": text for name, text in texts.items()})
         try:
             self.connection.send(mrd.IMAGE, reply)
         except OSError:
@@ -679,8 +677,7 @@ class Session:
             return list(record.next_lines) if is_chosen else columns[k].tolist()
         if self.model.adaptive is None:
             return [int(column) for added in columns[k:] for column in added]
-        measured = self.slices[slice_].lines if slice_ in self.slices else {}
-        return [c for c in range(sum(map(len, columns))) if c not in measured]
+        return self._missing(slice_)
 
 
 def _of_limit(size: int, limit: int) -> str:
