@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from taskuq._config import from_toml_table, read_toml
-from taskuq.errors import InputError
+from taskuq.errors import InputError, import_extra
 from taskuq.service._mrd import Geometry, StreamLimits
 
 
@@ -126,19 +126,14 @@ COUNTERS = {
 
 
 def latency_histogram() -> Any:
-    """Return the histogram of latencies of a service, or None without prometheus-client."""
-    try:
-        from prometheus_client import Histogram
-    except ImportError:
-        return None
+    """Return the histogram of latencies of a service."""
+    Histogram = import_extra("prometheus_client", "taskuq[mrd]").Histogram
     text = "Seconds from the last line of a round to its decision"
     return Histogram("taskuq_decision_seconds", text, buckets=BUCKETS, registry=None)
 
 
-def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[int, str, str]:
-    """Return the metrics of a service for Prometheus: status, content type and text."""
-    if latencies is None:
-        return 501, "text/plain", "install prometheus-client: pip install 'taskuq[mrd]'\n"
+def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[str, str]:
+    """Return the metrics of a service for Prometheus: content type and text."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
@@ -171,4 +166,4 @@ def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[int, str, str]:
 
     registry = CollectorRegistry()
     registry.register(Collector())
-    return 200, CONTENT_TYPE_LATEST, generate_latest(registry).decode()
+    return CONTENT_TYPE_LATEST, generate_latest(registry).decode()

@@ -216,20 +216,13 @@ class Service:
             thread.join(timeout=max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in earlier):
             session.header = None
-            raise InputError(
-                "this scan is running on another connection; close that one first",
-                code="file.exists",
-            )
+            text = "this scan is running on another connection; close that one first"
+            raise InputError(text, code="file.exists")
 
     def count(self, what: str) -> None:
         """Count an event."""
         with self._lock:
             self.counts[what] += 1
-
-    def observe(self, latency: float) -> None:
-        """Record the latency of a decision, in seconds after the last line of its round."""
-        if self.latencies is not None:
-            self.latencies.observe(latency)
 
     def note_outcome(self, is_sound: bool) -> None:
         """Record the outcome of a round, or of a scan without a decision, for health checks."""
@@ -262,11 +255,11 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             health = service.health()
+            status, kind, text = 200, "application/json", json.dumps(health)
             if self.path.partition("?")[0] == "/metrics":
-                status, kind, text = metrics(health, service.latencies)
-            else:
-                is_up = health["status"] in ("ready", "degraded")
-                status, kind, text = 200 if is_up else 503, "application/json", json.dumps(health)
+                kind, text = metrics(health, service.latencies)
+            elif health["status"] not in ("ready", "degraded"):
+                status = 503
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -337,10 +330,8 @@ def _mismatch(
     found = find_mismatches(policy, executor, adaptive, mask_fingerprint(masks))
     differences = [*found, *others]
     if differences and not is_allowed:
-        raise InputError(
-            f"{'; '.join(differences)}; use --allow-mismatch to serve without a guarantee",
-            code="policy.mismatch",
-        )
+        text = f"{'; '.join(differences)}; use --allow-mismatch to serve without a guarantee"
+        raise InputError(text, code="policy.mismatch")
     return void_reason(differences, depth=4)
 
 

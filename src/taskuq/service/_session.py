@@ -107,10 +107,8 @@ class _StreamedSlice:
         arrived, names = self.measure(round), ("columns", "kspace")
         is_same = all(np.array_equal(arrived[name], measurement[name]) for name in names)
         if self.faults or not is_same:
-            raise InputError(
-                f"scan {self.scan_id} is stored with different lines of round {round}",
-                code="resume.mismatch",
-            )
+            text = f"scan {self.scan_id} is stored with different lines of round {round}"
+            raise InputError(text, code="resume.mismatch")
 
     def combine(self, measurements: Sequence[dict[str, Any]]) -> MRIMeasurement:
         return _combine_columns(measurements, self.shape, self.accelerations)
@@ -512,10 +510,8 @@ class Session:
             self._reject(problem, None if column in slice_.faults else number, slice=number)
         if self._buffered > self.connection.limits.buffer:
             used = _of_limit(self._buffered, self.connection.limits.buffer)
-            raise InputError(
-                f"undecided slices have {used}; send them in turn, or raise --max-buffer",
-                code="value.invalid",
-            )
+            text = f"undecided slices have {used}; send them in turn, or raise --max-buffer"
+            raise InputError(text, code="value.invalid")
         self.queue.offer(scan)
 
     def _skip(self, acquisition: Any, kind: str) -> None:
@@ -630,7 +626,7 @@ class Session:
             self.service.note_outcome(record.fault is None)
             scan = self._active.get(slice_)
             latency = time.perf_counter() - scan.ready_since if scan is not None else 0.0
-            self.service.observe(latency)
+            self.service.latencies.observe(latency)
             if record.fault is not None:
                 self.service.count("faults")
             self._log(
