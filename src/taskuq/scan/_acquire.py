@@ -246,9 +246,8 @@ class ScanLoop:
         # measurements are stored.
         with background(store):
             results = decider.compute(k, measured)
-        latency, begun = perf_counter() - begun, perf_counter()
         records = decider.decide(k, measured, results)
-        latency += perf_counter() - begun
+        latency = perf_counter() - begun
         late_faults = decider.late_faults(records)
         for i, record in enumerate(records):
             scan, fault = scans[record.case], late_faults.get(record.case)

@@ -105,9 +105,8 @@ def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
     try:
         # An accession number names a study, and a study has several scans.
         info, subject = document.measurementInformation, document.subjectInformation
-        named = {"measurementID": info.measurementID, "seriesInstanceUIDRoot":
-                 info.seriesInstanceUIDRoot} if info else {}  # fmt: skip
-        names = {"scan_id": scan_id, **named}
+        fields = ("measurementID", "seriesInstanceUIDRoot")
+        names = {"scan_id": scan_id, **{name: getattr(info, name, None) for name in fields}}
         field, found = next(((n, v) for n, v in names.items() if v and v.strip()), ("", ""))
         patient = subject.patientID if subject and (subject.patientID or "").strip() else None
         for name, value in ((field, found), ("patientID", patient)):

@@ -47,19 +47,6 @@ class _StoredScan:
                 setattr(line, name, value)
         return line
 
-    def save(self, path: Path) -> Path:
-        """Write an MRD file of all lines."""
-        import ismrmrd
-
-        with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
-            file.write_xml_header((self.xml or mrd.header_xml(self.header)).encode())
-            for noise in self.noise:
-                file.append_acquisition(noise)
-            for slice_ in self.kspace:
-                for column in range(self.header.shape[2]):
-                    file.append_acquisition(self.line(slice_, column))
-        return path
-
 
 def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
     """Read a Cartesian scan from an MRD file; the default scan id is the file's fingerprint."""
@@ -155,7 +142,6 @@ def replay_scan(
     host: str,
     port: int,
     *,
-    limits: mrd.StreamLimits | None = None,
     tr: float = 0.0,
     log: Callable[[str], None] = lambda sentence: None,
 ) -> _ReplayResult:
@@ -165,7 +151,7 @@ def replay_scan(
     while time.monotonic() < until:
         try:
             client = socket.create_connection((host, port), timeout=10)
-            connection = mrd.Connection(client, limits or mrd.StreamLimits())
+            connection = mrd.Connection(client, mrd.StreamLimits())
         except OSError:
             if not is_logged:
                 wait = until - time.monotonic()

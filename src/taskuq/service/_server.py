@@ -64,9 +64,7 @@ class Service:
     counts: Counter[str] = field(default_factory=Counter, init=False)
     latencies: Any = field(default_factory=latency_histogram, init=False, repr=False)
     started: float = field(default_factory=time.monotonic, init=False)
-    _outcomes: deque[bool] = field(
-        default_factory=lambda: deque(maxlen=FAILING), init=False, repr=False
-    )
+    _outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=FAILING), init=False)
     _last_failure: float = field(default=-math.inf, init=False, repr=False)
     _listener: socket.socket | None = field(default=None, init=False, repr=False)
     _http: ThreadingHTTPServer | None = field(default=None, init=False, repr=False)
@@ -200,16 +198,11 @@ class Service:
 
     def claim(self, header: ScanHeader, session: Session) -> None:
         """Assign a scan to one connection; refuse it while another connection holds it."""
-
-        def is_same(other: Session) -> bool:
-            theirs = other.header
-            return other is not session and theirs is not None and (
-                theirs.scan_id, theirs.patient) == (header.scan_id, header.patient)  # fmt: skip
-
         with self._lock:
             # Of two simultaneous sessions the later one sees the other.
             session.header = header
-            earlier = [thread for other, thread in self.sessions.items() if is_same(other)]
+            key, sessions = session.key(), self.sessions.items()
+            earlier = [t for other, t in sessions if other is not session and other.key() == key]
         until = time.monotonic() + self.limits.claim
         for thread in earlier:
             # Its client may have gone while a round is still being decided.

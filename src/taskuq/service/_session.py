@@ -357,8 +357,7 @@ class Session:
             self.connection.send(mrd.TEXT, text)
 
     def _log(self, level: str, event: str, **more: Any) -> None:
-        scan = None if self.header is None else self._key()
-        self.service.log(level, event, scan=scan, **more)
+        self.service.log(level, event, scan=self.key(), **more)
 
     def _reject(self, problem: str, slice_: int | None = None, **more: Any) -> None:
         """Refuse a line; once per round, also reply to a scanner that may wait for an image."""
@@ -387,7 +386,7 @@ class Session:
         self._xml = xml
         self.connection.wait_until(None)
         self.service.claim(header, self)
-        lock = model.folder / f".scan-{self._key()}.lock"
+        lock = model.folder / f".scan-{self.key()}.lock"
         # First in, last out: the file goes while the lock is held.
         self._held.enter_context(file_lock(lock, what=f"scan {header.scan_id}"))
         self._held.callback(lock.unlink, missing_ok=True)
@@ -452,8 +451,10 @@ class Session:
         if is_late and not self.queue.is_busy(idle):
             raise mrd.StreamError(f"no line arrived within {idle:g} s", code="value.invalid")
 
-    def _key(self, *more: int | str) -> str:
-        assert self.header is not None, "slices come after the header"
+    def key(self, *more: int | str) -> str | None:
+        """Return the key of the scan, which does not identify a patient; None before a header."""
+        if self.header is None:
+            return None
         key = "\0".join([self.header.scan_id, self.header.patient, *map(str, more)])
         return hashlib.sha256(key.encode()).hexdigest()[:24]
 
@@ -531,7 +532,7 @@ class Session:
         """Scan a slice, or all slices that share a decision, from the stored state to the end."""
         header, model = self.header, self.model
         assert header is not None, "slices come after the header"
-        key = self._key("all" if model.is_joint else min(slices))
+        key = self.key("all" if model.is_joint else min(slices))
         # Mean images by the seed of their samples.
         images: dict[int, Any] = {}
         rates = [*map(float, model.policy.accelerations), 1.0]
