@@ -45,8 +45,7 @@ logging.getLogger("taskuq.service").addHandler(logging.NullHandler())
 PAUSE = 0.1
 # Seconds until the health endpoint notices that it is stopped.
 POLL = 0.05
-# So many rounds without a decision in a row make a service fail; one makes it degraded for so many
-# seconds.
+# Rounds in a row without a decision until the status is failing; seconds for which one degrades it.
 FAILING, RECENT = 3, 3600.0
 
 

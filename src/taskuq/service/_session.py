@@ -216,7 +216,7 @@ class _DecisionQueue:
 SCHEMA = "taskuq.mrd/1"
 # Fields of a round's record that are replied as JSON.
 REPLIED = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
-# Seconds in which a refused client may read why.
+# Seconds for which a refused client can still read the reply.
 LINGER = 5.0
 
 
@@ -412,7 +412,7 @@ class Session:
         if strata := self.policy.strata:
             if header.stratum not in strata:
                 raise InputError(
-                    f"userParameters.{mrd.STRATUM} is {header.stratum}; the policy has the strata "
+                    f"userParameters.{mrd.STRATUM} is {header.stratum or 'missing'}; the policy has the strata "
                     f"{', '.join(strata)}",
                     code="policy.mismatch",
                 )
