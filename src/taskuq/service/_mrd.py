@@ -192,8 +192,8 @@ def _unreadable(error: Exception) -> InputError:
 def _require_identifier(field: str, value: str) -> None:
     is_plain = not any(unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" for c in value)
     if len(value) > LONGEST_ID or not is_plain:
-        text = f"{field} has {len(value)} characters or control characters; the limit is"
-        raise InputError(f"{text} {LONGEST_ID} printable ones", code="value.invalid")
+        need = f"at most {LONGEST_ID} characters, none of them a control character"
+        raise InputError(f"{field} needs {need}; it has {len(value)}", code="value.invalid")
 
 
 def _header_problems(document: Any) -> Iterator[str]:

@@ -407,34 +407,25 @@ class Session:
 
     def _require_supported(self, header: mrd.ScanHeader) -> None:
         """Raise an error if a scan does not match the model or is too large."""
-        limits, width = self.connection.limits, sum(map(len, self.model.columns))
-        self.void = self.model.void
-        if strata := self.policy.strata:
-            if header.stratum not in strata:
-                raise InputError(
-                    f"userParameters.{mrd.STRATUM} is {header.stratum or 'missing'}; the policy has the strata "
-                    f"{', '.join(strata)}",
-                    code="policy.mismatch",
-                )
-            self.policy = self.policy.for_stratum(header.stratum)
-        if header.shape[2] != width:
-            raise InputError(
-                f"encodedSpace.matrixSize.y is {header.shape[2]}, the masks have {width} lines; "
-                "use other masks",
-                code="policy.mismatch",
-            )
-        if differences := self.model.geometry.differences(header):
-            text = "; ".join(differences)
-            if not self.model.allow_mismatch:
-                raise InputError(f"{text}; use serve --allow-mismatch", code="policy.mismatch")
-            self.void = self.void or f"No guarantee: {text}."
-        if self.model.shape not in (None, header.shape):
-            raise InputError(
-                f"the scan has slices {header.shape}, the runtime {self.model.shape}; export again",
-                code="policy.mismatch",
-            )
-        at_once = header.nbytes if self.model.is_joint else header.nbytes // header.slices
-        problem = None
+        model, width = self.model, sum(map(len, self.model.columns))
+        differences, problem, self.void = model.geometry.differences(header), None, model.void
+        if (strata := self.policy.strata) and header.stratum not in strata:
+            given = f"userParameters.{mrd.STRATUM} is {header.stratum or 'missing'}"
+            problem = f"{given}; the policy has the strata {', '.join(strata)}"
+        elif header.shape[2] != width:
+            lines = f"encodedSpace.matrixSize.y is {header.shape[2]}"
+            problem = f"{lines}, the masks have {width} lines; use other masks"
+        elif differences and not model.allow_mismatch:
+            problem = f"{'; '.join(differences)}; use serve --allow-mismatch"
+        elif model.shape not in (None, header.shape):
+            problem = f"the scan has slices {header.shape}, the runtime {model.shape}; export again"
+        if problem:
+            raise InputError(problem, code="policy.mismatch")
+        self.policy = self.policy.for_stratum(header.stratum if strata else None)
+        if differences:
+            self.void = self.void or f"No guarantee: {'; '.join(differences)}."
+        limits = self.connection.limits
+        at_once = header.nbytes if model.is_joint else header.nbytes // header.slices
         if header.slices > limits.slices:
             problem = f"the scan has {header.slices} slices, the limit is {limits.slices}"
         elif header.nbytes > limits.scan:
