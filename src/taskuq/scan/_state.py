@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -364,9 +364,10 @@ class ScanState:
                 raise InputError(f"{text}; use a new state file", code="resume.mismatch")
         scans, is_group = _read_scans(self.path, self.policy, record)
         if is_group != self.is_group or tuple(scans) != self.cases:
-            stored, mine = _listed(scans, is_group), _listed(self.cases, self.is_group)
-            text = f"{self.path} holds a scan of {stored}, got {mine}; use a new state file"
-            raise InputError(text, code="resume.mismatch")
+            stored, mine = f"{', '.join(scans):.80}", f"{', '.join(self.cases):.80}"
+            kind = {True: "the group", False: "the case"}
+            text = f"{self.path} holds {kind[is_group]} {stored}, got {kind[self.is_group]} {mine}"
+            raise InputError(f"{text}; use a new state file", code="resume.mismatch")
         return scans
 
     def storable(
@@ -507,9 +508,3 @@ def _prefix(position: int, is_group: bool) -> str:
 def _arrays_path(path: Path, k: int) -> Path:
     # The whole name: scans named patient.1 and patient.2 must not share their measurements.
     return path.with_name(f"{path.name}-round{k}.npz")
-
-
-def _listed(cases: Iterable[str], is_group: bool) -> str:
-    names = list(cases)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{'a group with the cases' if is_group else 'case'} {', '.join(names[:3])}{more}"
