@@ -154,7 +154,7 @@ def on_ray(pause: float = 0.2, batches: int = 200) -> None:
 
 def scaling(pause: float = 1.0, each: int = 10) -> None:
     """Measure the fraction of the ideal rate that the driver reaches with sleeping workers."""
-    from taskuq.report.figures import Figure, Series, save_figure
+    from taskuq.report.figures import Figure, Series, draw_all
 
     counts, shares = (1, 2, 4, 8, 16, 32, 64), []
     for workers in counts:
@@ -176,7 +176,7 @@ def scaling(pause: float = 1.0, each: int = 10) -> None:
         "workers", "share of the ideal rate", (Series("measured", counts, tuple(shares)),),
         x_scale="log2", reference=(("ideal", 1.0),),
     )  # fmt: skip
-    print(save_figure(figure, FIGURES / f"{figure.name}.svg"))
+    print(*draw_all(figure, [FIGURES / f"{figure.name}.svg"]))
 
 
 def steady_rate(finished: np.ndarray, worker: np.ndarray, workers: int) -> float:

@@ -1,14 +1,15 @@
 """Evidence against exchangeability
 
-A monitor tests if new units are exchangeable with the calibration units. Here the scanner drifts
-after 60 cases: the evidence grows, and at the line the monitor raises its alarm.
+A monitor tests new units for exchangeability with the calibration units. Here the scanner drifts
+after 60 cases: the evidence grows, and the monitor raises an alarm when it reaches the line.
 """
 
 import taskuq as tq
 from taskuq.table import SyntheticTable, synthetic_outputs
 
 table = synthetic_outputs(SyntheticTable(), seed=0)
-policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case")
+cases = tq.TaskOutputs(table.outputs, table.targets, table.accelerations, task_range=(0, 1))
+policy = tq.plan(cases, alpha=0.1, max_width=0.2)
 monitor = tq.Monitor(policy, delta=0.05)
 new = synthetic_outputs(SyntheticTable(), seed=1)
 for k in range(150):

@@ -1,8 +1,9 @@
 """Cost of few calibration units
 
-The rank of the calibration score is rounded up, so that an interval is a little too wide on average,
-most if α(n + 1) is not a whole number; with fewer than 1/α − 1 units none is finite. For normal
-errors: the expected width over that with a known error distribution.
+The rank of the calibration score is rounded up, so intervals are a little too wide on average, most of
+all if α(n + 1) is just below a whole number. With fewer than 1/α − 1 units no interval is finite.
+The figure shows the expected width for normal errors, divided by the width for a known error
+distribution.
 """
 
 from matplotlib.figure import Figure
@@ -15,7 +16,7 @@ sizes = range(9, 301)
 
 
 def width(n):
-    """The expected k-th smallest of n absolute normal errors, by the law of its probability."""
+    """Return the expected k-th smallest of n absolute normal errors, by the law of its rank."""
     k = coverage_rank(n, alpha)
     return beta(k, n + 1 - k).expect(lambda u: norm.ppf((1 + u) / 2))
 

@@ -1,7 +1,7 @@
 """Widths against the number of samples
 
-Mean width against the number of posterior samples: `lwr` needs many, since it relies on their spread;
-`mlwr` shrinks the spread towards a typical value and needs about four.
+Mean width against the number of posterior samples. The score `lwr` needs many samples, because it relies
+on their spread; `mlwr` shrinks the spread towards a typical value, and about four samples are enough.
 """
 
 import taskuq as tq

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from volumes import save_npz
 
 from raising import refused
-from taskuq.data._arrays import ArrayDataset, _save_npz, read_npz
+from taskuq.data._arrays import ArrayDataset, read_npz
 from taskuq.data._dataset import Dataset, Subset, split_by_group
 from taskuq.data._readers import simulate_coil_dataset
 from taskuq.measure._coils import rss
@@ -28,7 +29,7 @@ def test_groups_are_normalised_together(data):
 
 
 def test_saved_data_round_trip(data, tmp_path):
-    copy = read_npz(_save_npz(data, tmp_path / "copy.npz"), normalise=False)
+    copy = read_npz(save_npz(data, tmp_path / "copy.npz"), normalise=False)
     for one, other in zip(data, copy, strict=True):
         assert torch.equal(one.image, other.image)
         assert one[1:4] == other[1:4]

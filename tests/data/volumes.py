@@ -1,9 +1,15 @@
-"""Files exactly as fastMRI distributes them, made from random k-space."""
+"""Files exactly as fastMRI distributes them, made from random k-space, and files of arrays."""
 
 import h5py
 import numpy as np
 
 from taskuq.data._synthetic_fastmri import FastMRILayout
+
+
+def save_npz(data, path):
+    images, *columns = zip(*data, strict=True)
+    np.savez(path, images=np.stack(images), **dict(zip(data[0]._fields[1:], columns, strict=True)))
+    return path
 
 
 def write_volume(

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ClaimSettings, samples=(2, 32), goals=((0.05, 0.1), (0.1, 0.2)), widths=(0.1, 0.2)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("taskuq.experiments._claims.ClaimSettings", few)
+        patch.setattr("taskuq.experiments._demo.ClaimSettings", few)
         run_demo(SMALL, folder)
     return folder
 

@@ -1,15 +1,14 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 
+from data.volumes import save_npz
 from raising import refused
 from taskuq._config import read_config, toml_text
 from taskuq._io import read_json
 from taskuq.cli.app import main
 from taskuq.cli.experiments import quality, quality_lines
-from taskuq.data._arrays import ArrayDataset, _save_npz
+from taskuq.data._arrays import ArrayDataset
 from taskuq.experiments import _quality as metric
 from taskuq.recover import build
 from taskuq.recover._methods import ZeroFilled
@@ -54,7 +53,7 @@ def evaluate(folder, images, *, coils=2, normalise=True, **settings):
     """Return the record of a configuration for images of two in each group."""
     groups = np.arange(len(images)) // 2
     data = ArrayDataset(images, label=[0] * len(images), group=groups, normalise=normalise)
-    table = {"kind": "npz", "path": str(_save_npz(data, folder / "images.npz")), "coils": coils}
+    table = {"kind": "npz", "path": str(save_npz(data, folder / "images.npz")), "coils": coils}
     if "subset" not in settings:
         table["validation_fraction"] = 0.5
     measure = {"accelerations": settings.pop("accelerations", [4]), "published": False}
@@ -97,8 +96,9 @@ def test_table_of_image_quality(tmp_path, capsys):
     assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
     assert all(row["volumes"] == 2 and row["ssim"]["mean"] <= 1 for row in rows.values())
     assert len(quality_lines(record)) == 7
-    assert math.isfinite(record["spread_error_pooled"])
-    assert {method for (_, method), row in rows.items() if "spread_error_ratio" in row} == {"flow"}
+    assert {method for (_, method), row in rows.items() if "spread_error_correlation" in row} == {
+        "flow"
+    }
 
 
 def test_subset_all_evaluates_all_cases(tmp_path):
@@ -114,39 +114,6 @@ def test_exact_recovery_has_no_psnr(tmp_path):
     assert (row["exact"], row["volumes"], row["ssim"]["mean"]) == (2, 2, 1.0)
     assert "- " in quality_lines(record)[1]
     assert "Image quality of whole volumes" in write_report(tmp_path).read_text()
-
-
-def test_pooled_pixels_rank_slices_against_each_other():
-    """Slices differ in spread and error, pixels of one slice do not: only pooling sees it."""
-    rng = np.random.default_rng(2)
-    spread, error = [], []
-    for level in (0.01, 0.1):
-        truth = torch.ones(32, 32)
-        noise = torch.as_tensor(rng.standard_normal((8, 32, 32)) * level)
-        alone = metric._some_pixels(truth + noise, truth + level * torch.sign(noise[0]), seed=0)
-        assert abs(metric._rank_correlation(*alone)) < 0.3
-        spread.append(alone[0])
-        error.append(alone[1])
-    assert alone.shape == (2, 1024)
-    assert metric._rank_correlation(np.concatenate(spread), np.concatenate(error)) > 0.7
-
-
-@pytest.mark.parametrize("samples", [2, 64])
-@pytest.mark.parametrize("size", [0.5, 1, 2])
-def test_ratio_of_spread_and_error(size, samples):
-    """Samples of the posterior that the truth is drawn from have ratio 1, however many."""
-    pixels = []
-    for level in (0.01, 0.1):
-        rng = np.random.default_rng(2)
-        noise = torch.as_tensor(rng.standard_normal((samples + 1, 64, 64))) * level
-        drawn = 1 + size * noise[1:]
-        pixels.append(metric._some_pixels(drawn, torch.ones(64, 64) + noise[0], seed=0))
-    # The mean of the samples is off by its own error, too.
-    expected = size * ((1 + 1 / samples) / (1 + size**2 / samples)) ** 0.5
-    assert metric._size_ratio(np.concatenate(pixels, axis=1), samples) == pytest.approx(
-        expected, rel=0.03
-    )
-    assert metric._size_ratio(np.zeros((2, 5)), samples) is None
 
 
 @pytest.fixture

@@ -41,20 +41,12 @@ def test_intervals_keep_the_labels(frames):
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (lambda z: z.rename(str.upper), "shape.mismatch"),
-        (lambda z: z.iloc[1:], "shape.mismatch"),
-        (lambda z: pd.concat([z.iloc[1:], z.iloc[1:2]]), "shape.mismatch"),
-        (lambda z: np.ma.masked_array(z.to_numpy(), z > 0.5), "dtype.invalid"),
-        (lambda z: z.to_numpy().astype(complex), "dtype.invalid"),
-        (lambda z: z.to_numpy().astype(str).astype(object), "dtype.invalid"),
-    ],
+    "change", [lambda z: z.iloc[1:], lambda z: pd.concat([z.iloc[1:], z.iloc[1:2]])]
 )
-def test_what_cannot_be_matched_is_refused(frames, change, code):
+def test_what_cannot_be_matched_is_refused(frames, change):
     with pytest.raises(tq.InputError) as caught:
         tq.calibrate(frames[0], change(frames[1]), alpha=0.1)
-    assert caught.value.code == code
+    assert caught.value.code == "shape.mismatch"
 
 
 def test_objects_that_are_numbers_are_read(arrays):
@@ -75,16 +67,13 @@ def test_xarray_is_read_by_the_names_of_its_dimensions(arrays):
 
 
 def test_interval_unpacks_and_is_an_array():
-    interval = tq.Interval(
-        [[0.1, 0.2], [0.3, 0.4]], [[0.5, 0.6], [0.7, 0.8]], task_names=("a", "b")
-    )
-    lower, upper = interval
+    lower, upper = ends = np.random.default_rng(0).random((2, 3, 2))
+    interval = tq.Interval(*ends, task_names=("a", "b"))
+    assert all(map(np.array_equal, interval, ends))
     np.testing.assert_array_equal(np.asarray(interval), np.stack([lower, upper], axis=-1))
-    frame = interval.to_frame()
-    assert frame.loc[(1, "b"), "upper"] == 0.8
+    assert interval.to_frame().loc[(1, "b"), "upper"] == upper[1, 1]
     assert interval[:, 1].task_names == ()
     assert interval[1:].task_names == ("a", "b")
-    assert "<table" in interval._repr_html_()
 
 
 def test_posterior_samples_are_a_table():

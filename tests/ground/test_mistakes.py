@@ -76,6 +76,8 @@ MISTAKES = {
     "swapped arguments": (lambda: calibrate(Z, X), "shape.axes"),
     "column of targets": (lambda: calibrate(X, Z[:, None]), "shape.axes"),
     "missing targets": (lambda: tq.calibrate(X, alpha=0.1), "targets.missing"),
+    "complex outputs": (lambda: calibrate(X + 0j), "dtype.invalid"),
+    "numbers as text": (lambda: calibrate(X.astype(str).astype(object)), "dtype.invalid"),
     "dates as targets": (
         lambda: calibrate(X, np.full(60, "2020-01-01", "datetime64[D]")), "dtype.invalid"),
     "missing values of pandas": (

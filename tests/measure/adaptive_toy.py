@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from taskuq.experiments._mask_learning import MaskLearningConfig, _MaskLearner
 from taskuq.measure._masks import nested_masks
-from taskuq.measure._mri import MultiCoilMRI
+from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner
+from taskuq.measure._tomography import SimulatedCTScanner
 from taskuq.pipeline._local import as_cases
 
 SIZE, RATES = 16, (8.0, 4.0, 2.0)
@@ -24,6 +26,33 @@ def patients(count: int = 3, seed: int = 0) -> list[torch.Tensor]:
 def scanner() -> MultiCoilMRI:
     """Two coils, three rounds of random masks."""
     return MultiCoilMRI(nested_masks(SIZE, RATES, seed=0), RATES)
+
+
+class AdaptiveMRIScanner(SimulatedMRIScanner):
+    """Scanner that measures requested columns."""
+
+    def __init__(self, image: torch.Tensor, rates: tuple[float, ...] = RATES) -> None:
+        super().__init__(image, np.empty((0, image.shape[-1]), dtype=bool), rates)
+        object.__setattr__(self, "requested", {})
+
+    def request(self, round: int, lines: Any) -> None:
+        self.requested[round] = np.asarray(lines)
+
+    def measure(self, round: int) -> Any:
+        return self.measure_columns(self.requested[round])
+
+
+class AdaptiveCTScanner(SimulatedCTScanner):
+    """Scanner that measures requested views."""
+
+    def request(self, round: int, lines: Any) -> None:
+        object.__setattr__(self, "views", np.sort(lines))
+
+    def measure(self, round: int) -> Any:
+        rate = [*self.scanner.accelerations, 1.0][round]
+        chosen = np.isin(np.arange(self.scanner.views), self.views)
+        scan = self.scanner.measure_lines(self.image, rate, chosen)
+        return {"views": self.views, "projections": scan.projections.numpy()}
 
 
 class Draws:

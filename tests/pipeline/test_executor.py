@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import taskuq as tq
-from measure.adaptive_toy import RATES, Draws, corner, patients, scanner
+from measure.adaptive_toy import RATES, AdaptiveMRIScanner, Draws, corner, patients, scanner
 from pipeline import toy
 from raising import refused
 from taskuq.measure._adaptive import AdaptiveLines
-from taskuq.measure._mri import AdaptiveMRIScanner
 from taskuq.pipeline._executor import Executor
 
 SOURCE = Path(tq.__file__).parent

@@ -22,7 +22,7 @@ from taskuq.table._terminology import Terminology
         ({"mean": np.zeros((3, 4, 5, 5))}, "shape.mismatch"),
         ({"targets": np.full(2, np.nan)}, "value.nonfinite"),
         ({"accelerations": [2, 4, 8, 16]}, "rounds.invalid"),
-        ({"masks": np.zeros(5)}, "shape.axes"),
+        ({"masks": np.zeros(5)}, "shape.mismatch"),
         ({"outputs": np.zeros((2, 4, 3, 2))}, "shape.mismatch"),
         ({"task_names": ["a", "b"]}, "shape.mismatch"),
     ],
@@ -128,7 +128,7 @@ def test_lines_of_each_slice_are_those_that_rounds_add():
         assert first == np.flatnonzero(slice_masks[0]).tolist()
         assert second == np.flatnonzero(slice_masks[1] & ~slice_masks[0]).tolist()
     assert explorers._lines(masks) is None
-    with refused("shape.axes"):
+    with refused("shape.mismatch"):
         explorers._check_explorer(stored(masks=masks))  # of three slices, not two
 
 

@@ -7,11 +7,20 @@ import pytest
 import torch
 
 import taskuq as tq
-from measure.adaptive_toy import RATES, SIZE, Draws, corner, patients, scanner
+from measure.adaptive_toy import (
+    RATES,
+    SIZE,
+    AdaptiveCTScanner,
+    AdaptiveMRIScanner,
+    Draws,
+    corner,
+    patients,
+    scanner,
+)
 from raising import refused
 from taskuq.measure._adaptive import AdaptiveLines
-from taskuq.measure._mri import AdaptiveMRIScanner, SimulatedMRIScanner
-from taskuq.measure._tomography import AdaptiveCTScanner, ParallelBeamCT, PhotonNoise
+from taskuq.measure._mri import SimulatedMRIScanner
+from taskuq.measure._tomography import ParallelBeamCT, PhotonNoise
 
 CASES = patients(12, seed=5)
 NAMES = [f"patient-{k}" for k in range(12)]

@@ -10,7 +10,7 @@ import pytest
 
 import taskuq as tq
 from raising import refused
-from taskuq.measure._mri import _combine_columns
+from taskuq.measure._mri import combine_columns
 from taskuq.service import _mrd as mrd
 from taskuq.service._interval import stored_interval
 from taskuq.service._mrd import HEADER, Geometry, header_xml, remove_oversampling
@@ -338,7 +338,7 @@ class Oversampled:
         return {"columns": columns, "kspace": np.stack(lines, axis=-1)}
 
     def combine(self, pieces):
-        return _combine_columns(pieces, (2, SIZE, SIZE), self.small.RATES)
+        return combine_columns(pieces, (2, SIZE, SIZE), self.small.RATES)
 
     def line(self, column):
         line = ismrmrd.Acquisition.from_array(np.ascontiguousarray(self.wide[..., column]))

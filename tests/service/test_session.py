@@ -13,9 +13,10 @@ import pytest
 from benchmarks.scanner import small_chain, small_scan
 
 import taskuq as tq
+from measure.adaptive_toy import AdaptiveMRIScanner
 from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import AdaptiveLines
-from taskuq.measure._mri import AdaptiveMRIScanner, MultiCoilMRI
+from taskuq.measure._mri import MultiCoilMRI
 from taskuq.scan._audit import read_audit_log
 from taskuq.service import _replay as replay
 from taskuq.service._mrd import ACQUISITION, CLOSE, HEADER, Connection, StreamLimits, header_xml

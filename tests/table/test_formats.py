@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -173,12 +175,27 @@ def same_tasks_in_tables(a, b):
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in PARTS)
 
 
-@pytest.mark.parametrize("name", ["table.csv", "table.parquet", "table.npz", "table"])
+@pytest.mark.parametrize(
+    "name", ["table.csv", "table.parquet", "table.npz", "table", "xarray", "netcdf", "arviz"]
+)
 def test_three_tasks_survive_every_format(tmp_path, name):
-    table = made()
-    loaded = tq.TaskOutputs.load(table.save(tmp_path / name))
+    table, path = made(), tmp_path / name
+    if name in ("xarray", "netcdf"):
+        xarray, path = pytest.importorskip("xarray"), table.to_xarray()
+        if name == "netcdf":
+            pytest.importorskip("h5netcdf")
+            path.to_netcdf(tmp_path / "table.nc")
+            path = xarray.load_dataset(tmp_path / "table.nc")
+    elif name == "arviz":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its announcement of version 1
+            pytest.importorskip("arviz")
+        path = table.to_arviz()
+    else:
+        table.save(path)
+    loaded = tq.TaskOutputs.load(path)
     assert same_tasks_in_tables(loaded, table)
-    if name in ("table.npz", "table"):
+    if "." not in name or name == "table.npz":
         assert loaded.task_ranges == ((0.0, 1.0), (0.0, np.inf), None)
         assert loaded.select(task="area").task_range == (0.0, np.inf)
         with refused("range.invalid"):

@@ -1,12 +1,13 @@
 """Tables on disk: resumed and killed writers, damaged and hostile files."""
 
 import json
-import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -142,18 +143,10 @@ def test_wrong_header_is_refused(folder, changes, code):
     refuses(tq.TaskOutputs.load, folder, code)
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("", "file.format"),
-        ("{", "file.format"),
-        ("[]", "file.schema"),
-        ("[" * 10**5, "file.format"),
-    ],
-)
-def test_damaged_header_is_refused(folder, text, code):
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 10**5])
+def test_damaged_header_is_refused(folder, text):
     (folder / "table.json").write_text(text)
-    refuses(tq.TaskOutputs.load, folder, code)
+    refuses(tq.TaskOutputs.load, folder, "file.schema" if text == "[]" else "file.format")
 
 
 def test_folder_without_a_table_is_refused(tmp_path, folder):
@@ -205,25 +198,22 @@ def npy(array, shape=None):
     return file.getvalue() + np.asarray(array, "<f8").tobytes()
 
 
-def archive(path, **members):
-    with zipfile.ZipFile(path, "w") as file:
-        for name, content in members.items():
-            file.writestr(f"{name}.npy", content)
-    return path
-
-
 @pytest.mark.parametrize(
-    ("members", "code"),
+    ("outputs", "code"),
     [
-        ({"targets": npy(Z)}, "table.column"),
-        ({}, "table.column"),
-        ({"outputs": b"not an array", "targets": npy(Z)}, "file.format"),
-        ({"outputs": npy(np.zeros((4, 3))), "targets": npy(Z)}, "shape.mismatch"),
-        ({"outputs": npy(np.zeros((5, 3)), (10**9, 10**5)), "targets": npy(Z)}, "file.damaged"),
+        (None, "table.column"),
+        (b"not an array", "file.format"),
+        (npy(np.zeros((4, 3))), "shape.mismatch"),
+        (npy(np.zeros((5, 3)), (10**9, 10**5)), "file.damaged"),
     ],
 )
-def test_incomplete_npz_is_refused(tmp_path, members, code):
-    refuses(tq.TaskOutputs.load, archive(tmp_path / "some.npz", **members), code)
+def test_incomplete_npz_is_refused(tmp_path, outputs, code):
+    path = tmp_path / "some.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("targets.npy", npy(Z))
+        if outputs is not None:
+            file.writestr("outputs.npy", outputs)
+    refuses(tq.TaskOutputs.load, path, code)
 
 
 @pytest.mark.parametrize(
@@ -273,18 +263,12 @@ def objects(path, bomb):
         np.savez(file, outputs=np.array([bomb], dtype=object), targets=np.zeros(1))
 
 
-def object_names(path, bomb):
-    """The numbers are right, the names of the cases are objects."""
-    with path.open("wb") as file:
-        np.savez(file, outputs=np.zeros((1, 3)), case=np.array([bomb], dtype=object))
-
-
 def pickled_npy(path, bomb):
     with path.open("wb") as file:
         np.save(file, np.array([bomb], dtype=object))
 
 
-@pytest.mark.parametrize("write", [pickled, objects, object_names, pickled_npy])
+@pytest.mark.parametrize("write", [pickled, objects, pickled_npy])
 @pytest.mark.parametrize("name", ["t.npz", "t.pkl", "t.csv", "t.parquet"])
 def test_table_with_objects_is_refused_and_not_run(tmp_path, write, name):
     write(tmp_path / name, Bomb(tmp_path / "boom"))
@@ -376,13 +360,12 @@ def peak():
 def write_and_read(folder, cases):
     writer = TableWriter(folder, TableHeader(RATES, 32))
     for start in range(0, cases, 5000):
-        names = np.char.add("patient-", np.arange(start, min(start + 5000, cases)).astype(str))
-        outputs = np.random.default_rng(start).random((len(names), 32), dtype=np.float32)
+        names = np.char.add("patient-", np.arange(start, start + 5000).astype(str))
+        outputs = np.random.default_rng(start).random((5000, 32), dtype=np.float32)
         for R in RATES:
             writer.write(names, R, outputs, outputs[:, 0], group=names, label=outputs[:, 0] > 0.5)
     writing = peak()
-    table = tq.TaskOutputs.load(folder)
-    assert table.cases == cases
+    assert tq.TaskOutputs.load(folder).cases == cases
     return writing
 
 with tempfile.TemporaryDirectory() as scratch:
@@ -403,42 +386,21 @@ def test_a_large_table_is_written_and_read_within_its_share_of_memory():
     assert 4 * CASES * 32 * 4 < reading < ALLOWED
 
 
-PAIRS = 15
-
-
-def begin(folder, seed, together, answers, pairs):
-    """Begin tables at the same moment as another process, and say which were ours to begin."""
-    accepted = []
-    for pair in range(pairs):
-        together.wait()
-        try:
-            TableWriter(Path(folder) / f"{pair}", TableHeader((4.0,), 3, provenance={"seed": seed}))
-            accepted.append(pair)
-        except tq.InputError:
-            pass
-    answers.put(accepted)
-
-
-def begun_by_two(folder, seeds):
-    context = multiprocessing.get_context("spawn")
-    together, answers = context.Barrier(2), context.Queue()
-    writers = [
-        context.Process(target=begin, args=(str(folder), seed, together, answers, PAIRS))
-        for seed in seeds
-    ]
-    for writer in writers:
-        writer.start()
-    found = [answers.get(timeout=300) for _ in writers]
-    for writer in writers:
-        writer.join()
-    return found
-
-
 def test_one_of_two_writers_with_other_seeds_is_accepted(tmp_path):
-    assert begun_by_two(tmp_path / "one seed", (1, 1)) == [list(range(PAIRS))] * 2
-    first, second = begun_by_two(tmp_path / "two", (1, 2))
-    assert not set(first) & set(second)
-    assert set(first) | set(second) == set(range(PAIRS))
+    together = threading.Barrier(2)
+
+    def begin(name, seed):
+        together.wait()
+        header = TableHeader((4.0,), 3, provenance={"seed": seed})
+        try:
+            return TableWriter(tmp_path / name, header) is not None
+        except tq.InputError:
+            return False
+
+    with ThreadPoolExecutor(2) as pool:
+        for pair in range(15):
+            assert all(pool.map(begin, [f"same {pair}"] * 2, (1, 1)))
+            assert sum(pool.map(begin, [f"other {pair}"] * 2, (1, 2))) == 1
 
 
 def test_header_is_not_written_through_a_link(tmp_path):

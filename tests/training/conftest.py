@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from taskuq.data._arrays import ArrayDataset, _save_npz
+from data.volumes import save_npz
+from taskuq.data._arrays import ArrayDataset
 
 TOML = """
 [network]
@@ -53,7 +54,7 @@ def configure(tmp_path):
         images = np.kron(coarse, np.ones((4, 4), dtype=np.float32))
         groups = np.arange(cases) // 2
         data = ArrayDataset(images, label=np.zeros(cases, dtype=int), group=groups)
-        path = _save_npz(data, tmp_path / "images.npz")
+        path = save_npz(data, tmp_path / "images.npz")
         coils = 0 if "randomise" in NETWORKS[kind] else 2  # scans bring their own
         text = TOML.format(
             network=NETWORKS[kind], epochs=epochs, batch=batch, path=path, coils=coils

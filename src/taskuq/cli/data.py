@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from taskuq._io import image_format
 from taskuq.cli import app
 from taskuq.errors import InputError, MachineError
-from taskuq.measure._masks import acs_width, nested_masks, plot_masks, published_masks, save_masks
+from taskuq.interval import BoolArray
+from taskuq.measure._masks import acs_width, nested_masks, published_masks, save_masks
 
 if TYPE_CHECKING:
     from taskuq.data._fastmri import Precision
@@ -134,8 +137,9 @@ def prepare(
         failed += not is_ready
     app.print_result(str(cache / preparation.key))
     if failed:
+        number = f"{failed} volume{'s' * (failed != 1)}"
         app.print_message(
-            f"{failed} volumes could not be prepared and are omitted; download them again"
+            f"{number} could not be prepared and will be left out; download the files again"
         )
         sys.exit(1)
 
@@ -144,7 +148,7 @@ def prepare(
 def atlas(
     *,
     patients: int = 125,
-    seed: app.Seed = 0,
+    seed: int = 0,
     first_patient: int = 0,
     size: int = 128,
     slices: int = 8,
@@ -172,7 +176,7 @@ def preview(
     source: Path | None = None,
     /,
     *,
-    seed: app.Seed = 0,
+    seed: int = 0,
     patients: int = 6,
     size: int = 128,
     contrast: Literal["t1", "t2", "flair", "mixed"] = "flair",
@@ -240,7 +244,7 @@ def masks(
     published: bool = False,
     pattern: Literal["inverse-distance", "uniform"] = "inverse-distance",
     acs: str | None = None,
-    seed: app.Seed = 0,
+    seed: int = 0,
     figure: Path | None = None,
     device: str | None = None,
     overwrite: bool = False,
@@ -261,12 +265,20 @@ def masks(
         widths = None if acs is None else list(app.parse_ints(acs, "acs") or ())
         made = nested_masks(size, rates, seed=seed, rule=pattern, acs=widths)
     save_masks(output, made, rates)
-    plot_masks(made, rates, figure)
+    _draw(made, rates, figure)
     for mask, R in zip(made, rates, strict=True):
         centre = acs_width(mask)
         app.print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {centre}")
     app.print_message(f"figure: {figure}")
     app.print_result(str(output))
+
+
+def _draw(masks: BoolArray, rates: Sequence[float], figure: Path, lines: str = "lines") -> None:
+    from taskuq.report.figures import draw_all
+    from taskuq.report.figures._imaging import masks_figure
+
+    image_format(figure)
+    draw_all(masks_figure(masks, rates, lines=lines), [figure])
 
 
 def _learn(config: Path, output: Path, figure: Path, device: str | None, overwrite: bool) -> None:
@@ -277,9 +289,9 @@ def _learn(config: Path, output: Path, figure: Path, device: str | None, overwri
     settings = read_config(MaskLearningConfig, config)
     with file_lock(output.with_name(f".{output.name}.lock"), what=str(output)):
         learner = open_learner(settings, device)
-        made, order = learn_masks(learner, output, overwrite=overwrite)
+        made, _ = learn_masks(learner, output, overwrite=overwrite)
     words, rates = learner.config.measure.terminology, learner.config.measure.accelerations
-    plot_masks(made, rates, figure, order.all, what=words.many("measurement"))
+    _draw(made, rates, figure, words.many("measurement"))
     app.print_message(
         f"learned on {len(learner.cases)} training cases by {learner.config.objective}; calibrate "
         "on other cases, or the guarantee is void"

@@ -19,7 +19,7 @@ def demo(
     *,
     fast: bool = False,
     verbose: bool = False,
-    seed: app.Seed = 0,
+    seed: int = 0,
     output: app.Output = Path("runs/demo"),
 ) -> None:
     from taskuq.experiments._demo import DemoSettings, run_demo
@@ -45,7 +45,7 @@ def report(
     max_width: str | None = None,
     unit: Literal["case", "group", "whole-group"] | None = None,
     splits: int = 1000,
-    seed: app.Seed = 0,
+    seed: int = 0,
     range: app.Range = None,
     title: str | None = None,
     terminology: str | None = None,
@@ -103,7 +103,7 @@ def run(
     chosen = ENGINES[engine].from_options(options)
     opened = open_run(settings, device)
     if dry_run:
-        app.print_result(estimate_run_cost(opened).sentence)
+        app.print_result(estimate_run_cost(opened))
         return
     filled = opened.pipeline.run(
         opened.images, accelerations=opened.config.measure.accelerations,

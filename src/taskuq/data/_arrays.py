@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taskuq._config import NonNegative
-from taskuq._io import atomic_write, open_npz
+from taskuq._io import open_npz
 from taskuq.data._dataset import Case, Dataset, LabelledSubset, Subset
 from taskuq.data._readers import DataCheck, DataConfig, FileCheck, as_size, require_path
 from taskuq.errors import InputError
@@ -118,15 +118,6 @@ def read_npz(
     return ArrayDataset(
         arrays["images"], arrays["label"], groups, arrays.get("case"), normalise, arrays.get("site")
     )
-
-
-def _save_npz(dataset: Dataset, path: Path | str) -> Path:
-    items = [dataset[i] for i in range(len(dataset))]
-    with atomic_write(path) as partial, partial.open("wb") as file:
-        images, *columns = zip(*items, strict=True)
-        named: dict[str, Any] = dict(zip(Case._fields[1:], map(np.array, columns), strict=True))
-        np.savez(file, images=np.stack([np.asarray(image) for image in images]), **named)
-    return Path(path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,6 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
 
 
 def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]:
-    """Close fissures narrower than twice the radius."""
     pad = int(radius) + 2
     padded = np.pad(brain, pad)
     grown = ndimage.distance_transform_edt(~padded) <= radius
@@ -267,7 +266,6 @@ def _draw_lesions(
 def _draw_dots(
     plan: LesionDistribution, axes: Axes, white: FloatArray, rng: np.random.Generator
 ) -> FloatArray:
-    """Return the fraction of lesion signal in each pixel due to dots that are not lesions."""
     shown = np.zeros(white.shape, dtype=np.float32)
     places = np.flatnonzero(white > 0.7)
     for _ in range(int(rng.poisson(plan.dots)) if len(places) else 0):
@@ -354,8 +352,6 @@ def draw_patient(
 def _healthy_head(
     anatomy: _Anatomy, axes: Axes, pixel: float, contrast: Contrast, rng: np.random.Generator
 ) -> tuple[FloatArray, _TissueMaps, dict[str, float]]:
-    """Return the signal of a head without lesions, its tissues, and their signals."""
-
     def draw(scale: float) -> FloatArray:
         return _field(axes, scale, rng)
 

@@ -11,12 +11,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations, count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,25 +230,16 @@ def parallel_map(function: Callable[..., T], *args: Iterable[Any], workers: int)
         yield from map(function, *args)
         return
     # Fork would copy torch's thread pools in an unknown state; threads of many processes compete.
-    with _one_thread(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    with (
+        patch.dict(os.environ, dict.fromkeys(names, "1")),
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+    ):
         yield from pool.map(function, *args)
 
 
 def useful_workers(processes: int, cases: int) -> int:
     return min(processes, os.cpu_count() or 1) if cases >= FEW else 1
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ[name] for name in names if name in os.environ}
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        yield
-    finally:
-        for name in names:
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def _name(source: Dataset) -> str:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -42,7 +41,8 @@ from taskuq.data._volume import (
     cached_coils,
     cropped_coils,
     open_volume,
-    read_labels,
+    read_annotations,
+    read_file_list,
 )
 from taskuq.errors import InputError, MachineError
 from taskuq.measure._coils import magnitude
@@ -403,7 +403,8 @@ def _volume_notes(
         text = f"{files} volumes were joined into {joined} by patient_id"
         notes.append(f'{text}; set group = "volume" for one group per file')
     crops = Counter(filter(None, map(preparation.crop_note, volumes)))
-    notes += [f"{text} in {n} of {len(volumes)} volumes; set size" for text, n in crops.items()]
+    of = f"of {len(volumes)} volumes; set size to change the crop"
+    notes += [f"{text} in {n} {of}" for text, n in crops.items()]
     return notes
 
 
@@ -425,7 +426,7 @@ class FastMRIData(DataConfig):
     #: Lines used to compute virtual coils: those of the first round, or all.
     compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"  #: Slices of validation volumes to use.
-    #: Definition of a group: all volumes with one patient_id, if files have one, or each volume.
+    #: "patient" groups files with the same patient_id; "volume" makes each file a group.
     group: Grouping = "patient"
     # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
@@ -511,7 +512,13 @@ class FastMRIData(DataConfig):
 
     @property
     def _labels(self) -> AnnotationLabels | None:
-        return read_labels(self.labels, self.file_list, self.pathology)
+        listed = None if self.file_list is None else read_file_list(self.file_list)
+        if self.labels is not None:
+            return AnnotationLabels(read_annotations(self.labels), self.pathology, listed)
+        if listed is not None:
+            text = f"file_list is {self.file_list} without labels; set the fastMRI+ CSV too"
+            raise InputError(text, code="option.missing")
+        return None
 
     def _preparation(self, slices: Slices) -> FastMRIPreprocessing:
         return FastMRIPreprocessing(
@@ -556,7 +563,7 @@ def _survey_file(
 
 
 def _warn(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
-    """Print notes, once for all processes of a training run, and the reading speed of raw files."""
+    """Print notes, once for all processes of a training run, and why raw files are read."""
     if any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
     notes = [f"{folder}: {note}\n" for note in data.notes]
@@ -566,16 +573,10 @@ def _warn(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
         return
     _warned.add(str(folder))
     per_pass = sum(volume.bytes_of_slice * volume.slices for volume in data.volumes)
-    first, started = data.volumes[0], time.perf_counter()
-    matrix = np.eye(first.coils, data.preparation.coils, dtype=np.complex64)
-    with suppress(InputError):  # reading that slice will raise it
-        cropped_coils(first, first.slices // 2, data.preparation.size, matrix)
-    rate = 1 / (time.perf_counter() - started)
     sys.stderr.write(
-        f"{folder}: raw k-space is read, {per_pass / 1e9:.3g} GB for all slices and {rate:.0f} "
-        f"slices a second in one process, because {data.raw_because}; to read prepared slices, "
-        f"run 'taskuq data prepare {folder} --cache "
-        f"{data.cache or 'FOLDER'} --precision {precision}'\n"
+        f"{folder}: raw k-space is read, {per_pass / 1e9:.3g} GB for all slices, because "
+        f"{data.raw_because}; to read prepared slices, run 'taskuq data prepare {folder} "
+        f"--cache {data.cache or 'FOLDER'} --precision {precision}'\n"
     )
 
 

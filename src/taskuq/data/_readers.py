@@ -6,7 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -190,10 +190,6 @@ class FileCheck:
     def used(self) -> bool:
         return not self.reason
 
-    def as_record(self) -> dict[str, Any]:
-        names = ("file", "used", "reason", "kind", "size", "slices", "positives")
-        return {name: getattr(self, name) for name in names}
-
 
 @dataclass(frozen=True)
 class DataCheck:
@@ -218,7 +214,7 @@ class DataCheck:
             "schema": "taskuq.data-check/1",
             "summary": self.summary,
             "notes": list(self.notes),
-            "files": [row.as_record() for row in self.rows],
+            "files": [asdict(row) | {"used": row.used} for row in self.rows],
         }
 
 

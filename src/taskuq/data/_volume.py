@@ -65,7 +65,6 @@ class _Annotations:
         return {row.file for row in self.of(pathology)}
 
     def of(self, pathology: str) -> list[_Annotation]:
-        """Return the rows of one pathology."""
         name = pathology.strip().lower()
         chosen = [row for row in self.rows if row.label.lower() == name]
         if not chosen:
@@ -107,25 +106,12 @@ class AnnotationLabels:
     files: frozenset[str] | None = None
 
     def of(self, name: str, slices: range) -> NDArray[np.int64]:
-        """Return the labels of the slices of a volume."""
         positive = self._positive_slices.get(name, set())
         return np.array([index in positive for index in slices], dtype=np.int64)
 
     @cached_property
     def _positive_slices(self) -> dict[str, set[int]]:
         return self.annotations.positive_slices(self.pathology)
-
-
-def read_labels(
-    annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
-) -> AnnotationLabels | None:
-    if annotations is None:
-        if files is not None:
-            text = f"files is {files} without labels; set the fastMRI+ CSV too"
-            raise InputError(text, code="option.missing")
-        return None
-    listed = None if files is None else read_file_list(files)
-    return AnnotationLabels(read_annotations(annotations), pathology, listed)
 
 
 def _annotation(row: dict[str, str | None]) -> _Annotation:

@@ -77,7 +77,6 @@ class ClaimSettings:
 
     @property
     def replays(self) -> int:
-        """Number of random splits in which stopping rules are replayed."""
         few = max(min(self.trials, FEWEST_REPLAYS), self.trials // 50)
         return few if self.round_trials is None else self.round_trials
 
@@ -86,7 +85,6 @@ class ClaimSettings:
         return max(1, self.trials // 50) if self.protocol_trials is None else self.protocol_trials
 
     def used(self, *names: str) -> dict[str, Any]:
-        """Return the named settings, for a record that depends only on them."""
         values = asdict(self)
         return {name: values[name] for name in names}
 
@@ -100,8 +98,6 @@ class SubsetMembers:
 
 @dataclass(frozen=True, eq=False)
 class StoredExample:
-    """Images and outputs of one case in every round."""
-
     case: str
     group: str
     truth: FloatArray  # (H, W)
@@ -206,7 +202,6 @@ def has_tuning_cases(inputs: ClaimInputs, unit: Unit, alphas: Sequence[float]) -
 
 
 def nearest_acceleration(table: TaskOutputs, wanted: float) -> float:
-    """Return the acceleration of the table nearest to a requested one, by ratio."""
     rates = table.accelerations
     if np.isnan(rates).any():
         return float("nan")
@@ -252,15 +247,9 @@ EXPERIMENTS: Registry[Experiment] = Registry(
 
 
 def run_one(name: str, inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    if name not in EXPERIMENTS:
-        text = f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all"
-        raise InputError(text, code="choice.unknown")
-    if (lacking := inputs.lacks(EXPERIMENTS[name].needs)) is not None:
+    experiment = EXPERIMENTS[name]
+    if (lacking := inputs.lacks(experiment.needs)) is not None:
         raise InputError(f"{name} cannot be run: {lacking}", code="option.missing")
-    return _run(EXPERIMENTS[name], inputs, settings)
-
-
-def _run(experiment: Experiment, inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
     with warnings.catch_warnings():
         # A record has the paper's splits by case next to those by group.
         warnings.simplefilter("ignore", GuaranteeWarning)
@@ -289,7 +278,7 @@ def run_experiments(
             log(f"{name} is left out: {lacking}")
             continue
         log(f"{name}: {experiment.shows}")
-        yield _run(experiment, inputs, settings)
+        yield run_one(name, inputs, settings)
 
 
 def evaluate_scores(
@@ -302,7 +291,6 @@ def evaluate_scores(
     exact: bool = False,
     clip: bool = True,
 ) -> list[Evaluation]:
-    """Evaluate the paper's scores and mlwr on the same splits."""
     learns = has_tuning_cases(inputs, unit, [settings.alpha])
     every = (*settings.scores, *settings.ours)
     names = [s for s in every if learns or not tuning_fraction(resolve_score(s, settings.alpha))]
@@ -338,7 +326,6 @@ def evaluate_scores(
 def length_figure(
     found: Sequence[Evaluation], along: Literal["acceleration", "samples"], unit: Unit, caption: str
 ) -> Figure:
-    """Return the figure of mean interval lengths (the paper's term for widths)."""
     return replace(
         width_against([r.to_dict() for r in found], along),
         name=f"length-against-{along}-by-{unit.counted}",
@@ -352,7 +339,6 @@ def table_for_score(inputs: ClaimInputs, score: str) -> TaskOutputs:
 
 
 def point_source(inputs: ClaimInputs) -> str:
-    """Return a description of the source of AR's point estimate."""
     return "the point estimate" if inputs.point is not None else "the mean of the samples"
 
 
@@ -385,7 +371,6 @@ class FindingWriter:
     def record(
         self, settings: Mapping[str, Any], measured: str | None, number: str | None, note: str = ""
     ) -> dict[str, Any]:
-        """Return the record ``taskuq.experiment/1``."""
         outcome = verdict(right for of in self.parts.values() for right in of.values())
         return experiment_record(
             self.name, self.title, self.claim, finding(outcome, measured, self._but), settings,
@@ -428,7 +413,6 @@ class FindingWriter:
 
 
 def _of(value: Any, name: str) -> Any:
-    """Return one of several numbers by name, or the only number."""
     return value.get(name) if isinstance(value, Mapping) else value
 
 
@@ -441,7 +425,6 @@ def finding(outcome: str, measured: str | None, but: str = "") -> str:
 
 
 def verdict(parts: Iterable[bool]) -> str:
-    """Return the verdict on a claim from the outcomes of its parts."""
     found = list(parts)
     if not found:
         return NOT_TESTED
@@ -459,7 +442,6 @@ def format_range(values: Iterable[float], digits: int = 2) -> str:
 
 
 def listing(words: Iterable[str]) -> str:
-    """Join words into a list for a sentence."""
     found = list(words)
     if len(found) < 2:
         return found[0] if found else "none"
@@ -467,7 +449,6 @@ def listing(words: Iterable[str]) -> str:
 
 
 def title(score: str) -> str:
-    """Return the name of a score for sentences; acronyms are capitalised."""
     return score.upper() if len(score) <= 4 else score
 
 

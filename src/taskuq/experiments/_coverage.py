@@ -27,7 +27,6 @@ STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
 def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Measure coverage within each class and within each range of interval width."""
     R = claims.nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
         "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM,
@@ -128,7 +127,6 @@ SMALLEST_P = 1e-4
 
 
 def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Compare the coverage of random test folds with its exact law."""
     table = inputs.table
     R = claims.nearest_acceleration(table, settings.coverage_acceleration)
     by_unit = {
@@ -212,7 +210,6 @@ def _law_rows(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict
 
 
 def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, bool]:
-    """Return the parts of the claim: the exact law for cases, the guarantee for groups."""
     if unit.is_group:
         target = 1 - found[0].alpha
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +16,19 @@ import taskuq
 from taskuq._arrays import as_array
 from taskuq._io import make_folder, write_json
 from taskuq.conformal._diagnose import diagnose
+from taskuq.data._atlas import Atlas, PatientDistribution, mask_box
 from taskuq.data._dataset import Dataset
-from taskuq.experiments._claims import StoredExample
+from taskuq.experiments._claims import (
+    EXPERIMENTS,
+    ClaimSettings,
+    Log,
+    StoredExample,
+    make_inputs,
+    run_experiments,
+)
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure._coils import rss
-from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner
+from taskuq.measure._mri import MaskConfig, MultiCoilMRI, SimulatedMRIScanner
 from taskuq.pipeline._executor import Executor, pick_device
 from taskuq.pipeline._pipeline import provenance
 from taskuq.pipeline._progress import Progress
@@ -28,9 +36,12 @@ from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._plan import plan
 from taskuq.policy._policy import Policy
-from taskuq.policy._simulate import Simulation, simulate, simulation_record
+from taskuq.policy._simulate import simulate, simulation_record
 from taskuq.protocols import Recover, Task
 from taskuq.recover._methods import open_recovery
+from taskuq.report._explorer import save_explorer
+from taskuq.report._records import experiment_record
+from taskuq.report._report import write_report
 from taskuq.scan._acquire import ScanOptions, open_scan
 from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import Scan
@@ -40,11 +51,11 @@ from taskuq.table._terminology import MRI
 from taskuq.task import load
 from taskuq.training._weights import locate
 
+# A scan, and the explorer's arrays.
+_Scanned = tuple[Scan, dict[str, Any]]
 
-@dataclass(frozen=True)
-class _DemoNetworks:
-    """Bundled recovery and task networks."""
 
+class _DemoNetworks(NamedTuple):
     sampler: Recover
     point: Recover
     task: Task
@@ -53,37 +64,24 @@ class _DemoNetworks:
 def _bundled_networks() -> _DemoNetworks:
     device = pick_device(None)
     return _DemoNetworks(
-        sampler=open_recovery("sampler-atlas", device=device),
-        point=open_recovery("varnet-atlas", device=device),
-        task=load(locate("classifier-atlas")).to(device),
+        open_recovery("sampler-atlas", device=device),
+        open_recovery("varnet-atlas", device=device),
+        load(locate("classifier-atlas")).to(device),
     )
 
 
-class _DemoScan(NamedTuple):
-    """Scan of one slice and its explorer arrays."""
-
-    scan: Scan
-    shown: dict[str, Any]
-
-
 def _scan_slice(
-    data: Dataset,
-    index: int,
-    policy: Policy,
-    networks: _DemoNetworks,
-    masks: BoolArray,
-    *,
-    seed: int = 0,
-    shown: int = 8,
-    log: Callable[[str], None] = lambda line: None,
-) -> _DemoScan:
-    """Scan one slice until the policy stops, then compute the remaining rounds for display."""
+    data: Dataset, index: int, policy: Policy, networks: _DemoNetworks, masks: BoolArray,
+    settings: DemoSettings, log: Log,
+) -> _Scanned:  # fmt: skip
+    """Scan a slice; return the scan and the explorer's arrays, with all remaining rounds."""
     item = data[index]
     rates = tuple(float(R) for R in policy.accelerations)
     samples: list[Tensor] = []
     executor = Executor(
-        networks.sampler, networks.task, seed, on_samples=lambda images, _: samples.append(images)
-    )
+        networks.sampler, networks.task, settings.seed,
+        on_samples=lambda images, _: samples.append(images),
+    )  # fmt: skip
     options = ScanOptions(
         on_round=lambda r: log(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop))
     )
@@ -100,23 +98,20 @@ def _scan_slice(
     outputs = [one.outputs for one in scan.rounds[: len(rates)]]
     outputs += [_numbers(executor.read(images)) for images in drawn[len(outputs) :]]
     truth = rss(item.image)
-    return _DemoScan(
-        scan,
-        {
-            "case": item.case,
-            "group": item.group,
-            "label": int(item.label),
-            "truth": truth.numpy(),
-            "targets": float(_numbers(executor.read(truth[None]))[0]),
-            "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
-            "mean": drawn.mean(1).numpy(),
-            "sd": drawn.std(1).numpy(),
-            "samples": drawn[:, :shown].numpy(),
-            "outputs": np.stack(outputs),
-            "point": points.numpy(),
-            "point_outputs": _numbers(executor.read(points)),
-        },
-    )
+    return scan, {
+        "case": item.case,
+        "group": item.group,
+        "label": int(item.label),
+        "truth": truth.numpy(),
+        "targets": float(_numbers(executor.read(truth[None]))[0]),
+        "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
+        "mean": drawn.mean(1).numpy(),
+        "sd": drawn.std(1).numpy(),
+        "samples": drawn[:, : settings.shown].numpy(),
+        "outputs": np.stack(outputs),
+        "point": points.numpy(),
+        "point_outputs": _numbers(executor.read(points)),
+    }
 
 
 def _numbers(values: Any) -> FloatArray:
@@ -148,7 +143,6 @@ class DemoSettings:
 
     @classmethod
     def fast(cls, seed: int = 0) -> DemoSettings:
-        """Return the settings of the smallest demo with all steps."""
         return cls(patients=1, slices=2, trials=100, simulations=100, replays=20, seed=seed)
 
 
@@ -156,13 +150,11 @@ def run_demo(
     settings: DemoSettings,
     folder: Path,
     *,
-    stage: Callable[[str], None] = lambda line: None,
-    log: Callable[[str], None] = lambda line: None,
+    stage: Log = lambda line: None,
+    log: Log = lambda line: None,
     quiet: bool = True,
 ) -> Path:
     """Run the demo, write all results and the report, and return the report's path."""
-    from taskuq.report._report import write_report
-
     make_folder(folder)
     stage("1/4  Planning a stopping policy on a stored table of patients.")
     samples, point = TaskOutputs.load("atlas-sampler"), TaskOutputs.load("atlas-varnet")
@@ -188,34 +180,21 @@ def _scan(
     policy: Policy,
     table: TaskOutputs,
     folder: Path,
-    log: Callable[[str], None],
+    log: Log,
     progress: Progress,
 ) -> tuple[dict[str, Any], list[StoredExample]]:
-    """Scan new patients, write the explorer's data and return the reported intervals."""
-    import numpy as np
-
-    from taskuq.data._atlas import Atlas, mask_box
-    from taskuq.measure._mri import MaskConfig
-    from taskuq.report._explorer import save_explorer
-
     networks = _bundled_networks()
     data = Atlas(settings.patients, SEED, first=FIRST)
     masks = MaskConfig().masks(data.plan.size)
     per = data.plan.slices
     chosen = np.linspace(0, per - 1, settings.slices).astype(int)
     scanned = []
-    for k in range(settings.patients):
-        for s in chosen:
-            scanned.append(
-                _scan_slice(
-                    data, k * per + int(s), policy, networks, masks,
-                    seed=settings.seed, shown=settings.shown, log=log,
-                )
-            )  # fmt: skip
-            progress.step()
+    for index in (k * per + int(s) for k in range(settings.patients) for s in chosen):
+        scanned.append(_scan_slice(data, index, policy, networks, masks, settings, log))
+        progress.step()
     save_explorer(
         folder / "explorer.npz",
-        **{name: np.stack([s.shown[name] for s in scanned]) for name in scanned[0].shown},
+        **{name: np.stack([shown[name] for _, shown in scanned]) for name in scanned[0][1]},
         accelerations=table.accelerations,
         masks=masks,
         calibration_outputs=table.outputs.transpose(1, 0, 2),
@@ -231,7 +210,7 @@ def _scan(
             s["targets"], s["point"], s["point_outputs"],
             mask_box(data.lesion_mask(places[s["case"]])),
         )
-        for s in (one.shown for one in scanned)
+        for _, s in scanned
     ]  # fmt: skip
 
 
@@ -241,16 +220,16 @@ def _judge(
     point: TaskOutputs,
     examples: list[StoredExample],
     folder: Path,
-    log: Callable[[str], None],
+    log: Log,
     quiet: bool,
 ) -> None:
     """Evaluate the policy, then the paper's claims; write each record when it is complete."""
-    from taskuq.data._atlas import PatientDistribution
-    from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_experiments
-    from taskuq.measure._mri import MaskConfig
-
-    measured = MaskConfig()
-    simulation = _judged(settings, samples)
+    goal, measured = Goal(max_width=MAX_WIDTH), MaskConfig()
+    plans = [PolicySpec("fixed-width", ALPHA, goal)]
+    plans += [PolicySpec("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]
+    simulation = simulate(
+        samples, plans, splits=settings.simulations, seed=settings.seed, unit="group"
+    )
     inputs = make_inputs(
         samples, point, published=True, masks=measured.masks(PatientDistribution().size),
         mask_accelerations=measured.accelerations, quality=stored_quality(),
@@ -262,9 +241,7 @@ def _judge(
     )  # fmt: skip
     with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
         pairs = [(samples.samples, one) for one in simulation]
-        record = simulation_record(
-            samples, Goal(max_width=MAX_WIDTH), pairs, {"seed": settings.seed}
-        )
+        record = simulation_record(samples, goal, pairs, {"seed": settings.seed})
         write_json(folder / "simulate.json", record)
         write_json(folder / "diagnose.json", diagnose(samples).to_dict())
         progress.step()
@@ -274,16 +251,7 @@ def _judge(
             progress.step()
 
 
-def _judged(settings: DemoSettings, table: TaskOutputs) -> list[Simulation]:
-    goal = Goal(max_width=MAX_WIDTH)
-    plans = [PolicySpec("fixed-width", ALPHA, goal)]
-    plans += [PolicySpec("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]
-    return simulate(table, plans, splits=settings.simulations, seed=settings.seed, unit="group")
-
-
-def _record(scanned: Sequence[_DemoScan], settings: DemoSettings) -> dict[str, Any]:
-    from taskuq.report._records import experiment_record
-
+def _record(scanned: Sequence[_Scanned], settings: DemoSettings) -> dict[str, Any]:
     rows = []
     for scan, shown in scanned:
         low, high, truth = *map(float, (scan.interval.lower, scan.interval.upper)), shown["targets"]

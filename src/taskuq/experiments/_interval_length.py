@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from taskuq.conformal._exact import Evaluation
 from taskuq.conformal._units import Unit
@@ -19,7 +19,6 @@ LENGTH_CLAIM = (
 
 
 def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Compare mean interval lengths at every acceleration, by case and by group."""
     account = FindingWriter(
         "interval-length", "Interval length against acceleration", LENGTH_CLAIM,
         "Every length falls with R, and LWR and CQR are shorter than AR at every R.",
@@ -42,9 +41,9 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
         if (reason := claims.no_finite_interval(found)) is not None:
             account.lack(unit, reason)
             continue
-        found_ratios = _length_ratios(found, settings)
-        account.find(unit, found_ratios.compared, found_ratios.parts)
-        ratios += found_ratios.adaptive
+        compared, parts, adaptive = _length_ratios(found, settings)
+        account.find(unit, compared, parts)
+        ratios += adaptive
     shorter = claims.format_range(ratios)
     return account.record(
         settings.used("alpha", "scores", "ours", "trials", "seed")
@@ -71,15 +70,10 @@ def _length_table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
     }
 
 
-class _LengthRatios(NamedTuple):
-    """Ratios of interval lengths and the outcome of the claim."""
-
-    compared: dict[str, str]
-    parts: dict[str, bool]
-    adaptive: list[float]
-
-
-def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _LengthRatios:
+def _length_ratios(
+    found: Sequence[Evaluation], settings: ClaimSettings
+) -> tuple[dict[str, str], dict[str, bool], list[float]]:
+    """Return the ratios to report, the parts of the claim, and all ratios to AR."""
     lengths: dict[str, dict[float | None, float]] = {}
     for r in found:
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
@@ -108,7 +102,7 @@ def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Len
         compared[f"{claims.title(score)}'s length over the shortest of the paper's"] = (
             claims.format_range(ours)
         )
-    return _LengthRatios(compared, parts, adaptive)
+    return compared, parts, adaptive
 
 
 INTERVAL_LENGTH = Experiment(
@@ -124,7 +118,6 @@ DEGRADED = 1.5
 
 
 def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Compare mean interval lengths at several numbers of posterior samples."""
     table = inputs.table
     counts = [p for p in settings.samples if p <= table.samples] or [table.samples]
     R = claims.nearest_acceleration(table, settings.samples_acceleration)
@@ -209,7 +202,10 @@ def _count_rows(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[st
         f"{claims.title(s)}'s length at p = {few} over that at {most}": claims.format_range([r])
         for s, r in ratio.items()
     }
-    return grown | {f"shortest at p = {p}": _shortest(whole, p) for p in (few, most)}
+    for p in (few, most):
+        best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
+        grown[f"shortest at p = {p}"] = f"{claims.title(best.score)} ({best.width.mean:.3g})"
+    return grown
 
 
 def _parts(ratio: dict[str, float]) -> dict[str, bool]:
@@ -220,11 +216,6 @@ def _parts(ratio: dict[str, float]) -> dict[str, bool]:
         "CQR does not degrade": ratio["cqr"] < DEGRADED,
         "MLWR does not degrade": ratio["mlwr"] < DEGRADED,
     }
-
-
-def _shortest(whole: Sequence[Evaluation], p: int) -> str:
-    best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
-    return f"{claims.title(best.score)} ({best.width.mean:.3g})"
 
 
 SAMPLE_COUNT = Experiment(

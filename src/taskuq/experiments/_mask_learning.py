@@ -42,10 +42,11 @@ class MaskLearningConfig(ImagingConfig):
     #: Number of lines measured before any line is chosen; default: half of the first round.
     initial_lines: Count | None = None
     lines_per_step: Count = 4  #: Number of lines to choose before new samples are drawn.
-    random_candidates: Natural = 0  #: Random candidates to compare by the task's CRPS in each step.
+    #: Number of random candidates in each step, compared by the CRPS of the task.
+    random_candidates: Natural = 0
     #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
     objective: Aim = "gradient"
-    regularisation: Positive = RIDGE  #: Noise variance relative to the variance of samples.
+    regularisation: Positive = RIDGE  #: Noise variance divided by the variance of samples.
 
     def __post_init__(self) -> None:
         least = {"samples": 2, "cases": 1, "lines_per_step": 1, "initial_lines": 1}
@@ -64,7 +65,6 @@ class _LineOrder:
     gains: tuple[float, ...] = ()
 
     def until(self, count: int) -> BoolArray:
-        """Return a mask of the first ``count`` lines of the order, (line,)."""
         mask = self.begin.copy()
         mask[list(self.lines[: count - int(mask.sum())])] = True
         return mask
@@ -126,7 +126,6 @@ class _MaskLearner:
         return candidates[int(relative.mean(axis=1).argmin())]
 
     def _crps(self, measured: BoolArray, progress: Progress) -> FloatArray:
-        """Return the mean CRPS of each task over all cases with these lines."""
         samples, rate = self.config.samples, self.system.n_lines / int(measured.sum())
         size = batch_size(
             self.recover, self.cases.image(0), samples=samples, cases=len(self.cases),
@@ -204,7 +203,6 @@ def learn_masks(
 
 
 def _identity(config: MaskLearningConfig) -> dict[str, Any]:
-    """Return the settings with fingerprints of the files that they name."""
     files = {
         name: [content_fingerprint(path) for path in referenced_files(getattr(config, name))]
         for name in ("data", "recover", "task")
@@ -214,7 +212,6 @@ def _identity(config: MaskLearningConfig) -> dict[str, Any]:
 
 
 def _load_order(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
-    """Return the stored order, if it was learned with the same settings."""
     record = read_json(path, SCHEMA, remedy="start again with --overwrite")
     if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
         text = f"{path} was started with other settings, data, networks or code; use --overwrite"

@@ -38,7 +38,6 @@ COLUMNS = (
 
 
 def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Replay stopping rules over random splits, for several error rates and widths."""
     account = FindingWriter(
         "multi-round", "Multi-round scans", CLAIM,
         "LWR and CQR are faster than AR; fixed-width stopping is faster than both and covers 1 − α "
@@ -187,7 +186,6 @@ def _overview(found: Simulated, unit: Unit) -> Figure:
 
 
 def _fastest(found: Simulated) -> str:
-    """Return the rule with the highest acceleration at most settings."""
     wins = Counter(max(rules, key=lambda n: rules[n].mean_acceleration) for rules in found.values())
     ((name, count),) = wins.most_common(1)
     called = method_label(name)
@@ -206,7 +204,6 @@ def _accepted(rules: Rules, unit: Unit, alpha: float, width: float) -> Figure:
 def _acceleration_width_curve(
     inputs: ClaimInputs, settings: ClaimSettings, unit: Unit, simulated: Simulated
 ) -> Figure:
-    """Return the curve of acceleration against width for each policy."""
     points = []
     for width in settings.widths:
         goal = Goal(max_width=width)

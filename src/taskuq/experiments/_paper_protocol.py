@@ -30,8 +30,6 @@ CLAIM = (
 
 @dataclass(frozen=True)
 class _ProtocolDraw:
-    """Result of one random choice of test groups."""
-
     acceleration: float
     coverage: float
     center_error: float
@@ -39,7 +37,6 @@ class _ProtocolDraw:
 
 
 def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Repeat the paper's multi-round simulation over many draws of its test volumes."""
     alpha, max_width = settings.goals[0]
     table = inputs.table
     groups = np.unique(np.asarray(table.group))
@@ -48,11 +45,8 @@ def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
     found = {}
     for name in settings.scores:
         source = claims.table_for_score(inputs, name)
-        found[name] = [
-            _scan(source, families, is_test, alpha, max_width)
-            for families in [_families(source, name, alpha)]
-            for is_test in tests
-        ]
+        families = _families(source, name, alpha)
+        found[name] = [_scan(source, families, is_test, alpha, max_width) for is_test in tests]
     outcome = _found(found, alpha)
     return experiment_record(
         "paper-protocol",
@@ -92,11 +86,8 @@ def _families(
 ) -> list[tuple[IntervalFamily, FloatArray]]:
     """Return the nested intervals of all cases in each round, and the scores of the targets."""
     score = resolve_score(name, alpha)
-    families = []
-    for k in range(table.rounds):
-        family = interval_family(score, np.asarray(table.outputs[k]))
-        families.append((family, family.score(table.targets_at(k))))
-    return families
+    families = [interval_family(score, np.asarray(outputs)) for outputs in table.outputs]
+    return [(family, family.score(table.targets_at(k))) for k, family in enumerate(families)]
 
 
 def _scan(
@@ -184,7 +175,6 @@ def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> F
 
 
 def _found(found: Draws, alpha: float) -> dict[str, str | None]:
-    """Return the verdict, the finding and the key number."""
     mean = {
         what: {name: _summary(drawn, what) for name, drawn in found.items()}
         for what in ("acceleration", "coverage", "center_error")

@@ -59,22 +59,15 @@ def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
     return float(ssim(y, x, x.max().expand(len(x))).mean())
 
 
-def _spread_error_correlation(
-    samples: Tensor, truth: Tensor, *, foreground: float = 0.05, block: int = 1
-) -> float:
-    """Return Spearman's correlation of sample spread and error, or NaN."""
-    maps = torch.stack([samples.std(0), (samples.mean(0) - truth).abs(), truth])
-    maps = torch.nn.functional.avg_pool2d(maps[:, None], block)[:, 0]
-    inside = maps[2] > foreground * truth.max() if foreground else torch.ones_like(maps[2]).bool()
-    return _rank_correlation(maps[0][inside].numpy(), maps[1][inside].numpy())
-
-
-def _rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
+def _spread_error_correlation(samples: Tensor, truth: Tensor) -> float:
+    """Return Spearman's correlation of sample spread and error in the foreground, or NaN."""
     from scipy.stats import spearmanr
 
-    if min(np.ptp(values) if len(values) else 0.0 for values in (first, second)) == 0:
+    inside = truth > FOREGROUND * truth.max()
+    spread, error = samples.std(0)[inside], (samples.mean(0) - truth).abs()[inside]
+    if not spread.numel() or 0 in (np.ptp(spread.numpy()), np.ptp(error.numpy())):
         return math.nan
-    return float(spearmanr(first, second).statistic)
+    return float(spearmanr(spread.numpy(), error.numpy()).statistic)
 
 
 def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
@@ -87,10 +80,8 @@ def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
     return float(shift @ shift + np.square(one).sum() + np.square(two).sum() - 2 * cross)
 
 
-# Rows and columns of the blocks in which spread and error are compared.
-BLOCK = 4
-# Pixels of each slice that are compared over all slices and accelerations.
-PIXELS = 4096
+# Smallest intensity of the foreground, relative to the maximum.
+FOREGROUND = 0.05
 # By volume; the last two with weights of VGG-16.
 METRICS = ("psnr", "ssim", "nmse", "lpips", "dists")
 # Training images whose features are one piece.
@@ -99,10 +90,7 @@ Arrays = dict[str, FloatArray]
 
 
 def _concatenate(parts: Sequence[Arrays]) -> Arrays:
-    return {
-        name: np.concatenate([part[name] for part in parts], axis=int(name == "pixels"))
-        for name in parts[0]
-    }
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass(frozen=True)
@@ -163,8 +151,7 @@ class _QualityWork:
         recover = self.methods[piece.method]
         executor = Executor(recover, _no_task, self.seed)
         before = getattr(recover, "rejected", 0)
-        truth, means, singles = [], [], []
-        correlation, where, pixels = [], [], []
+        truth, means, singles, correlation = [], [], [], []
         for index in piece.cases:
             image = as_coil_images(self.validation[index].image)
             masks = self.measure.masks(image.shape[-1])
@@ -174,19 +161,14 @@ class _QualityWork:
             truth.append(rss(image))
             if len(drawn) > 1:
                 correlation.append(_spread_error_correlation(drawn, truth[-1]))
-                where.append(_spread_error_correlation(drawn, truth[-1], foreground=0, block=BLOCK))
-                pixels.append(_some_pixels(drawn, truth[-1], seed))
             means.append(drawn.mean(0))
             singles.append(drawn[0])
         true, mean = torch.stack(truth), torch.stack(means)
-        empty = np.empty((2, 0), dtype=np.float32)
         arrays = {
             "psnr": np.array([_volume_psnr(mean, true)]),
             "ssim": np.array([_volume_ssim(mean, true)]),
             "nmse": np.array([float((mean - true).square().sum() / true.square().sum())]),
             "correlation": np.array(correlation, dtype=float),
-            "where": np.array(where, dtype=float),
-            "pixels": np.concatenate([empty, *pixels], axis=1),
             "rejected": np.array([getattr(recover, "rejected", 0) - before]),
         }
         if self.features is not None:
@@ -226,14 +208,6 @@ def _no_task(images: Any) -> Any:
     raise NotImplementedError
 
 
-def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
-    """Return spread and error of some pixels, relative to the slice's maximum, (2, pixel)."""
-    maps = torch.stack([drawn.std(0), (drawn.mean(0) - truth).abs()]).flatten(1)
-    maps /= truth.max().clamp_min(1e-12)
-    chosen = np.random.default_rng(seed).permutation(maps.shape[1])[:PIXELS]
-    return np.asarray(maps[:, chosen])
-
-
 SCHEMA, PIECES = "taskuq.quality/1", "taskuq.pieces/1"
 HEADER = "judging.json"
 
@@ -257,7 +231,7 @@ class QualityConfig:
     samples: Count = 32  #: Number of posterior samples averaged per reconstruction.
     seed: Seed = 0  #: Seed of the samples.
     max_volumes: Count | None = None  #: Evaluate only this many volumes; default: all.
-    fid_images: Count | None = None  #: Training images used for FID; default: all.
+    fid_images: Count | None = None  #: Number of training images used for FID; default: all.
 
 
 def evaluate_quality(
@@ -334,41 +308,24 @@ def _record(config: QualityConfig, work: _QualityWork) -> dict[str, Any]:
         found.setdefault((piece.acceleration, piece.method), []).append(work.load(number))
     images = found.pop((1.0, None), None)
     reference = None if images is None else _concatenate(images)["features"]
-    rows, pooled = [], []
+    rows = []
     for (acceleration, name), parts in found.items():
         assert name is not None
         whole = _concatenate(parts)
-        row = {"acceleration": acceleration, "method": name, **_row(whole, config.samples)}
+        row = {"acceleration": acceleration, "method": name, **_row(whole)}
         if reference is not None:
             row["fid"] = _frechet_distance(whole["features"], reference)
         rows.append(row)
-        pooled.append(whole["pixels"])
-    record: dict[str, Any] = {"schema": SCHEMA, "config": to_toml_table(config), "results": rows}
-    pooled_correlation = _rank_correlation(*np.concatenate(pooled, axis=1).astype(float))
-    if not math.isnan(pooled_correlation):
-        record["spread_error_pooled"] = pooled_correlation
-    return record
+    return {"schema": SCHEMA, "config": to_toml_table(config), "results": rows}
 
 
-def _row(found: Arrays, samples: int) -> dict[str, Any]:
+def _row(found: Arrays) -> dict[str, Any]:
     row: dict[str, Any] = {name: _average(found[name]) for name in METRICS if name in found}
     row["volumes"], row["rejected"] = len(found["psnr"]), int(found["rejected"].sum())
     row["exact"] = int(np.isposinf(found["psnr"]).sum())
-    for name, key in (
-        ("spread_error_correlation", "correlation"),
-        ("spread_error_blocks", "where"),
-    ):
-        if (defined := found[key][~np.isnan(found[key])]).size:
-            row[name] = float(np.mean(defined))
-    if found["pixels"].size and (ratio := _size_ratio(found["pixels"], samples)) is not None:
-        row["spread_error_ratio"] = ratio
+    if (defined := found["correlation"][~np.isnan(found["correlation"])]).size:
+        row["spread_error_correlation"] = float(np.mean(defined))
     return row
-
-
-def _size_ratio(pixels: FloatArray, samples: int) -> float | None:
-    spread, error = np.square(pixels.astype(float)).mean(axis=1) ** 0.5
-    # The mean of p samples has an error of its own, of one p-th of the variance.
-    return float(spread / error) * (1 + 1 / samples) ** 0.5 if error else None
 
 
 def _average(values: FloatArray) -> dict[str, float | None]:

@@ -35,7 +35,6 @@ DISTANCES = ("lpips", "dists")
 
 
 def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Convert a quality record into the paper's table, with the gain over zero-filling."""
     rows = _rows(inputs.quality)
     figures = [
         *quality_figures({"results": rows}),

@@ -243,7 +243,6 @@ class Rehearsal:
                 partial.write_text(toml_text(table), encoding="utf-8")
 
     def lay_out(self) -> None:
-        """Generate or link the data, unless they exist."""
         data, marker = self.work / "data", self.work / "data.json"
         if marker.exists():
             return

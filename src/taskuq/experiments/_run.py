@@ -120,8 +120,7 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
     if config.subset == "all":
         images = open_all(config.data)
     else:
-        training, validation = open_data(config.data)
-        images = training if config.subset == "training" else validation
+        images = open_data(config.data)[config.subset == "validation"]
     width = int(images[0].image.shape[-1])
     masks = config.measure.masks(width)
     measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
@@ -151,22 +150,8 @@ def _refuse_own_order(run: _Run) -> None:
         raise InputError(f"{text}nothing is guaranteed; run on other patients", code="data.leak")
 
 
-@dataclass(frozen=True)
-class _CostEstimate:
-    cases: int
-    seconds: float
-    bytes: float
-    memory: float
-
-    @property
-    def sentence(self) -> str:
-        return (
-            f"{self.cases} cases will take about {duration(self.seconds)}, "
-            f"{self.bytes / 1e6:.1f} MB of disk and {self.memory / 1e9:.2f} GB of memory."
-        )
-
-
-def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
+def estimate_run_cost(run: _Run, probes: int = 3) -> str:
+    """Run a few cases, and return a sentence about the time, disk and memory of all."""
     cases = as_cases(run.images)
     config, pipeline = run.config, run.pipeline
     executor = CaseExecutor(
@@ -183,16 +168,8 @@ def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
         numbers = found.outputs.size
     # The first case pays for what is loaded and compiled once.
     steady = times[1:] or times
-    return _CostEstimate(
-        len(cases),
-        float(np.mean(steady)) * len(cases),
-        4.2 * numbers * len(cases),
-        peak_host_bytes(),
+    return (
+        f"{len(cases)} cases will take about {duration(float(np.mean(steady)) * len(cases))}, "
+        f"{4.2e-6 * numbers * len(cases):.1f} MB of disk and "
+        f"{peak_host_bytes() / 1e9:.2f} GB of memory."
     )
-
-
-def _images(config: RunConfig) -> Any:
-    if config.subset == "all":
-        return open_all(config.data)
-    training, validation = open_data(config.data)
-    return training if config.subset == "training" else validation

@@ -75,7 +75,6 @@ def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, A
 
 
 def _used(inputs: ClaimInputs) -> tuple[BoolArray, tuple[float, ...]] | None:
-    """Return the given masks, or those with which the table was measured, and their R."""
     if inputs.masks is not None:
         return np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations
     table = inputs.samples or inputs.point

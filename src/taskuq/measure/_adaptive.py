@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from taskuq._config import Count, Natural, Positive, Unit
+from taskuq._config import Count, Natural, Positive, Unit, check_ranges
 from taskuq._io import fingerprint
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
@@ -26,20 +26,11 @@ TOGETHER = 8
 TIES = 1e-9
 
 
-class _Posterior(Protocol):
-    """Covariance of samples given some lines, updated line by line."""
-
-    # The free line of the largest expected reduction, and that reduction.
-    def best(self, free: BoolArray) -> tuple[int, float]: ...
-    def measure(self, line: int) -> None: ...
-    def variance(self) -> FloatArray: ...
-
-
 class LineCovariance(ABC):
     """Covariance of lines and objective over posterior samples."""
 
     @abstractmethod
-    def _given(self, lines: Sequence[int]) -> _Posterior: ...
+    def _given(self, lines: Sequence[int]) -> _GramPosterior | _ScalarPosterior: ...
 
     @property
     @abstractmethod
@@ -100,6 +91,7 @@ class _GramPosterior:
         self.precision = np.eye(samples) + covariance.information(lines).sum(axis=1)
 
     def best(self, free: BoolArray) -> tuple[int, float]:
+        """Return the free line with the largest expected reduction, and that reduction."""
         of, inverse = self.of, np.linalg.inv(self.precision)
         slope = inverse @ of.aims @ inverse
         bounds = np.einsum("clij,cji,c->l", of.grams, slope, 1 / of.noise) / len(of.noise)
@@ -242,7 +234,6 @@ def _gram_covariance(
 
 
 def _noise_variance(total: FloatArray, regularisation: float) -> FloatArray:
-    """Return the regularising noise variance, relative to the variance of samples."""
     if not 0 < regularisation < math.inf:
         text = f"regularisation is {regularisation}; set a number above 0"
         raise InputError(text, code="value.invalid")
@@ -286,11 +277,11 @@ class AdaptiveConfig:
 
     #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
     objective: Aim = "gradient"
-    regularisation: Positive = RIDGE  #: Noise variance relative to the variance of samples.
+    regularisation: Positive = RIDGE  #: Noise variance divided by the variance of samples.
     selection_samples: Count | None = None  #: Number of samples used to choose lines; default: all.
-    #: Fraction of a round's new lines that are chosen; the others come from the masks.
+    #: Fraction of the new lines of a round that are chosen; the others come from the masks.
     adaptive_fraction: Unit = 1.0
-    #: Choose only among lines of the mask this many rounds later; default: all lines.
+    #: Choose only among the lines of the mask this many rounds ahead; default: all lines.
     lookahead: Natural | None = None
 
     def require_samples(self, samples: int) -> None:
@@ -334,25 +325,15 @@ class AdaptiveLines:
     masks: BoolArray
     accelerations: tuple[float, ...]
     objective: Aim = "gradient"
-    regularisation: float = RIDGE
-    selection_samples: int | None = None
-    adaptive_fraction: float = 1.0
-    lookahead: int | None = None
+    regularisation: Positive = RIDGE
+    selection_samples: Count | None = None
+    adaptive_fraction: Unit = 1.0
+    lookahead: Natural | None = None
 
     def __post_init__(self) -> None:
-        allowed = {
-            "lookahead": (self.lookahead is None or self.lookahead >= 0, "at least 0 rounds"),
-            "adaptive_fraction": (0 <= self.adaptive_fraction <= 1, "a fraction in [0, 1]"),
-            "regularisation": (0 < self.regularisation < math.inf, "a positive number, e.g. 0.01"),
-            "selection_samples": (
-                self.selection_samples is None or self.selection_samples >= 2,
-                "at least 2 samples",
-            ),
-        }
-        for name, (is_allowed, need) in allowed.items():
-            if not is_allowed:
-                text = f"{name} is {getattr(self, name)}; set {need}"
-                raise InputError(text, code="value.invalid")
+        check_ranges(self)
+        if self.selection_samples is not None:
+            _require_samples(self.selection_samples, self.objective)
         if np.shape(self.masks) != (len(self.accelerations), self.system.n_lines):
             shape = (len(self.accelerations), self.system.n_lines)
             text = f"masks have shape {np.shape(self.masks)}; pass {shape}"
@@ -362,20 +343,13 @@ class AdaptiveLines:
     def fingerprint(self) -> str:
         """Digest of the rule."""
         masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
-        content = [
-            self.objective,
-            self.regularisation,
-            self.selection_samples,
-            list(masks.shape),
-            masks.tobytes().hex(),
-        ]
+        chosen = [self.objective, self.regularisation, self.selection_samples]
+        content = [*chosen, list(masks.shape), masks.tobytes().hex()]
         # Defaults are left out, so that digests of older rules stay.
-        content += (
-            [self.adaptive_fraction]
-            if self.adaptive_fraction < 1 or self.lookahead is not None
-            else []
-        )
-        content += [] if self.lookahead is None else [self.lookahead]
+        if self.lookahead is not None:
+            content += [self.adaptive_fraction, self.lookahead]
+        elif self.adaptive_fraction < 1:
+            content.append(self.adaptive_fraction)
         return fingerprint(content)[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:

@@ -121,7 +121,6 @@ def coil_sensitivities(coils: int, height: int, width: int, *, rng: np.random.Ge
 def _ring_sensitivities(
     angle: Tensor, distance: Tensor, radius: Tensor, phase: Tensor, height: int, width: int
 ) -> Tensor:
-    """Return the sensitivities (..., coil, height, width) of given loops."""
     field = phase[..., None, None] * _loop_field(angle, distance, radius, _COARSE)
     # The field varies over centimetres; a coarse grid and cubic splines carry it exactly enough.
     rows, columns = (_upsampling(size, field.dtype, field.device) for size in (height, width))
@@ -174,7 +173,6 @@ def simulate_coils(image: Tensor, sensitivities: Tensor, phase: Tensor | None = 
 
 
 def _loop_field(angle: Tensor, distance: Tensor, radius: Tensor, size: int) -> Tensor:
-    """Return the transverse field of loops that face the centre, complex (..., size, size)."""
     # A loop is its own mirror image below the plane, and so is its field there: half of it does.
     t = (torch.arange(_SEGMENTS // 2, device=angle.device) + 0.5) * 2 * math.pi / _SEGMENTS
     sine, cosine = torch.sin(t).to(angle), torch.cos(t).to(angle)

@@ -81,12 +81,6 @@ def project_null_space(images: Tensor, mask: Any) -> Tensor:
     return ifft2c(torch.where(broadcast_mask(mask, kspace), 0, kspace))
 
 
-def data_consistency(images: Tensor, measured: Tensor, mask: Any) -> Tensor:
-    """Replace measured columns by the measurement."""
-    recovered, known = fft2c(images), fft2c(measured)
-    return ifft2c(torch.where(broadcast_mask(mask, recovered), known, recovered))
-
-
 def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
     if acceleration not in accelerations:
         text = f"acceleration is {acceleration}; choose from {accelerations}"

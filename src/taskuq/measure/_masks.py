@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from taskuq._io import atomic_write, image_format, open_npz, parse_json, to_json_value
+from taskuq._io import atomic_write, open_npz, parse_json, to_json_value
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 
@@ -100,44 +100,6 @@ def mask_provenance(path: Path) -> dict[str, Any]:
     with open_npz(path, "masks") as arrays:
         text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
     return dict(parse_json(text))
-
-
-def plot_masks(
-    masks: BoolArray,
-    accelerations: Sequence[float],
-    path: Path | str,
-    order: Sequence[int] = (),
-    *,
-    what: str = "lines",
-) -> Path:
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-
-    strips = len(masks) + (len(order) > 0)
-    figure = Figure(figsize=(8, 0.55 * strips + 0.7), layout="constrained")
-    axes = figure.subplots(strips, 1, sharex=True, squeeze=False)[:, 0]
-    colours = ListedColormap(["#1b1b1b", "#9aa5b1", "#ffd166"])
-    before = np.zeros_like(masks[0])
-    for ax, mask, R in zip(axes, masks, accelerations, strict=False):
-        # 0 not measured, 1 measured in an earlier round, 2 new in this one.
-        state = mask.astype(int) + (mask & ~before)
-        ax.imshow(state[None], cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="none")
-        ax.set_yticks([])
-        ax.set_ylabel(f"R = {R:g}", rotation=0, ha="right", va="center")
-        ax.set_title(f"{mask.sum()} {what}", loc="right", fontsize=8, pad=1)
-        before = mask
-    caption = f"{what} (grey: measured before, yellow: new in this round)"
-    if len(order):
-        place = np.full(masks.shape[1], np.nan)
-        place[list(order)] = np.arange(len(order))
-        axes[-1].imshow(place[None], cmap="viridis_r", aspect="auto", interpolation="none")
-        axes[-1].set_yticks([])
-        axes[-1].set_ylabel("order", rotation=0, ha="right", va="center")
-        caption += "; order: light first, dark last"
-    axes[-1].set_xlabel(caption)
-    with atomic_write(path) as partial:
-        figure.savefig(partial, dpi=150, format=image_format(path))
-    return Path(path)
 
 
 Rule = Literal["inverse-distance", "uniform"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from taskuq.measure._masks import (
     with_random_lines,
 )
 from taskuq.protocols import Measure
-from taskuq.table._terminology import MRI, Terminology
+from taskuq.table._terminology import MRI
 
 # New columns of a round, and their k-space (coil, height, column).
 Columns = dict[str, NDArray[np.generic]]
@@ -42,11 +42,14 @@ class MaskConfig:
     published: bool = False  #: Use the paper's masks (320 columns; R = 16, 8, 4, 2).
     pattern: Rule = "inverse-distance"  #: Density of random lines.
     seed: Seed = 0  #: Seed of random lines.
-    #: Contiguous central lines of each round; default: 9 of 20 lines, then as in the paper.
+    #: Number of contiguous central lines in each round; default: as in the paper.
     acs: tuple[Count, ...] | None = None
-    density: Positive | None = None  #: Density at the centre over the average; default: 15/16 of R.
-    sharpness: Positive = 8.0  #: Exponent by which lines thin out away from the centre.
+    #: Density of random lines at the centre, over the mean density; default: 15/16 of R.
+    density: Positive | None = None
+    sharpness: Positive = 8.0  #: Exponent of the decrease in density from the centre.
     path: Path | None = None  #: Mask file written by taskuq masks.
+    round_names = None
+    terminology = MRI
 
     def __post_init__(self) -> None:
         if self.published and self.path is not None:
@@ -55,14 +58,6 @@ class MaskConfig:
         if is_fixed and (self.acs is not None or self.density is not None):
             text = "measure.acs and measure.density do not apply to published masks or a mask file"
             raise InputError(f"{text}; remove them", code="option.conflict")
-
-    @property
-    def round_names(self) -> None:
-        return None
-
-    @property
-    def terminology(self) -> Terminology:
-        return MRI
 
     def masks(self, width: int) -> BoolArray:
         """Return the masks, booleans (round, width)."""
@@ -173,20 +168,27 @@ class MultiCoilMRI:
         return columns.permute(3, 0, 1, 2).flatten(2)
 
 
-class _ColumnScanner:
-    """Simulated scanner; a round returns new columns and their k-space (coil, height, column)."""
+@dataclass(frozen=True, eq=False)
+class SimulatedMRIScanner:
+    """Simulated scanner of a known image; a round adds columns of k-space."""
 
     image: Tensor
+    masks: BoolArray
     accelerations: Sequence[float]
 
-    def _measure_columns(self, columns: NDArray[np.int64]) -> Columns:
+    def measure(self, round: int) -> Columns:
+        if not 0 <= round <= len(self.masks):
+            raise InputError(f"round is {round}; pass 0 to {len(self.masks)}", code="value.invalid")
+        return self.measure_columns(added_columns(self.masks)[round])
+
+    def measure_columns(self, columns: NDArray[np.int64]) -> Columns:
         return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
 
     def combine(self, pieces: Sequence[Columns]) -> MRIMeasurement:
-        return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
+        return combine_columns(pieces, tuple(self.image.shape), self.accelerations)
 
 
-def _combine_columns(
+def combine_columns(
     pieces: Sequence[Columns], shape: tuple[int, ...], accelerations: Sequence[float]
 ) -> MRIMeasurement:
     mask = torch.zeros(shape[-1], dtype=torch.bool)
@@ -197,35 +199,6 @@ def _combine_columns(
         kspace[..., columns] = torch.as_tensor(piece["kspace"]).to(torch.complex64)
     R = [*map(float, accelerations), 1.0][len(pieces) - 1]
     return MRIMeasurement(ifft2c(kspace), mask, R)
-
-
-@dataclass(frozen=True, eq=False)
-class SimulatedMRIScanner(_ColumnScanner):
-    """Simulated scanner of a known image."""
-
-    image: Tensor
-    masks: BoolArray
-    accelerations: Sequence[float]
-
-    def measure(self, round: int) -> Columns:
-        if not 0 <= round <= len(self.masks):
-            raise InputError(f"round is {round}; pass 0 to {len(self.masks)}", code="value.invalid")
-        return self._measure_columns(added_columns(self.masks)[round])
-
-
-@dataclass(eq=False)
-class AdaptiveMRIScanner(_ColumnScanner):
-    image: Tensor
-    accelerations: Sequence[float]
-    columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-
-    def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        self.columns[round] = np.asarray(lines)
-
-    def measure(self, round: int) -> Columns:
-        if round not in self.columns:
-            raise InputError(f"round {round} has no lines; request some", code="rounds.invalid")
-        return self._measure_columns(self.columns[round])
 
 
 def added_columns(masks: BoolArray) -> list[NDArray[np.intp]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -478,23 +478,6 @@ class SimulatedCTScanner:
         return Sinogram(projections, angles, size, float(rates[len(pieces) - 1]), variance)
 
 
-@dataclass(frozen=True, eq=False)
-class AdaptiveCTScanner(SimulatedCTScanner):
-    views: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-
-    def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        self.views[round] = np.asarray(lines)
-
-    def measure(self, round: int) -> Views:
-        if round not in self.views:
-            raise InputError(f"round {round} has no views; request some", code="rounds.invalid")
-        views = np.sort(self.views[round])
-        rate = [*self.scanner.accelerations, 1.0][round]
-        chosen = np.isin(np.arange(self.scanner.views), views)
-        scan = self.scanner.measure_lines(self.image, rate, chosen)
-        return {"views": views, "projections": scan.projections.numpy()}
-
-
 def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
     return tuple((np.asarray(views) * (np.pi / total)).tolist())
 
@@ -503,23 +486,20 @@ def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
 class TomographyConfig:
     """Settings of [measure] for tomography: views of the rounds and photon noise."""
 
-    #: Acceleration R of each round; a round has views / R views.
+    #: Acceleration R of each round, which measures 1/R of the views.
     accelerations: tuple[Acceleration, ...] = (16.0, 8.0, 4.0, 2.0)
-    views: Size = 192  #: Views of a full scan, evenly spaced over 180 degrees.
+    views: Size = 192  #: Number of views of a full scan, evenly spaced over 180 degrees.
     photons: NonNegative = 0.0  #: Photons per detector bin without an object; 0 for no noise.
     attenuation: Positive = 6.0  #: Line integral along one full row of an image of ones.
     operator: str = "taskuq"  #: Implementation of the projector: taskuq or deepinv.
     path: Path | None = None  #: Order of views written by taskuq masks.
+    terminology = Terminology(
+        case="slice", group="scan", estimate="back-projected", measurement="view",
+        reference="all views",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         _nested_views(self.views, self.accelerations)
-
-    @property
-    def terminology(self) -> Terminology:
-        return Terminology(
-            case="slice", group="scan", estimate="back-projected", measurement="view",
-            reference="all views",
-        )  # fmt: skip
 
     @property
     def round_names(self) -> tuple[str, ...]:

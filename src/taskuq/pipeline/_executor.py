@@ -515,7 +515,6 @@ class RecoveryFolder:
 
 
 def _read(path: Path) -> np.ndarray:
-    """Read recoveries (sample, height, width) without unpickling."""
     with reading(path, "recoveries", "make it again"):
         array = _nifti(path) if path.name.endswith((".nii", ".nii.gz")) else _numpy(path)
     if array.dtype.kind not in "fiubc" or array.ndim not in (2, 3):

@@ -43,7 +43,6 @@ SEVERAL = (
 )
 # Standard errors by which a measured mean may fall below its target by chance.
 CHANCE = 2.0
-DESCRIPTIVE = "none; the results are descriptive."
 MISSING = "none; no record of this experiment is stored with the run."
 
 
@@ -163,9 +162,8 @@ def _answer(contents: Contents) -> _Answer:
 
 def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]:
     """Return the task, data and baseline named by the run."""
-    table, words, what = contents.folder.table, contents.words, contents.folder.run.get("what")
-    named = what if isinstance(what, Mapping) else {}
-    task, data = (_first_sentence(named.get(key)) for key in ("task", "data"))
+    table, words = contents.folder.table, contents.words
+    task, data = (_first_sentence(contents.what.get(key)) for key in ("task", "data"))
     if table is not None:
         task = task or ", ".join(name for name in table.task_names if name != "task")
         groups = 0 if table.group is None else len(set(table.group.tolist()))
@@ -391,10 +389,8 @@ def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
     if best is not None and number(best["early"]) > 0 and (worst := list(_worst(contents, [best]))):
         found.append(_of_parts(worst))
     for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
-        criterion = e.criterion or DESCRIPTIVE
-        found.append(
-            _Verdict(e.verdict or NOT_TESTED, e.title, e.number or "", identity, criterion)
-        )
+        verdict = e.verdict or NOT_TESTED
+        found.append(_Verdict(verdict, e.title, e.number or "", identity, e.criterion))
     claims = {name: title for name, title in STORY.items() if name not in ("live", "examples")}
     known = {e.name for e in contents.experiments} & set(claims)
     missing = [title for name, title in claims.items() if known and name not in known]

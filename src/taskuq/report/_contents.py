@@ -19,7 +19,6 @@ from taskuq.conformal._units import Unit, make_unit
 from taskuq.conformal.scores import score_name
 from taskuq.errors import GuaranteeWarning, InputError
 from taskuq.interval import TaskRange
-from taskuq.policy._goal import goal_from_dict
 from taskuq.policy._kinds import POLICIES
 from taskuq.policy._policy import Policy, load_policy
 from taskuq.report import _records as records
@@ -56,8 +55,6 @@ _TABLES: Mapping[str, Callable[[Record, str], Table | tuple[Table, ...]]] = {
 }
 # Guarantees shown if none has a shortage.
 _SHOWN_GUARANTEES = 4
-# Sorts after every path.
-_LAST = ("\U0010ffff",)
 _COLUMNS = (
     "case", "group", "label", "task", "source", "guarantee", "acceleration", "lower", "upper",
     "width", "target", "covered",
@@ -156,6 +153,12 @@ class Contents:
         of = [replace(t, name=f"{e.name}-{t.name}") for e in self.experiments for t in e.tables]
         return [*self.tables, *of]
 
+    @property
+    def what(self) -> Mapping[str, Any]:
+        """Description of the data, measurement, recovery and task, as stored with the run."""
+        what = self.folder.run.get("what")
+        return what if isinstance(what, Mapping) else {}
+
     def class_name(self, label: object) -> str:
         """Return the name of a class, from the run's ``classes`` if it has any."""
         names = self.folder.run.get("classes")
@@ -176,7 +179,6 @@ def build_contents(folder: RunFolder) -> Contents:
     policy = policies[names[0]] if names else None
     folder = replace(
         folder,
-        records=tuple(_with_goal(r) if r.schema == records.SIMULATE else r for r in folder.records),
         others=(*folder.others, *((name, records.POLICY) for name in names[1:])),
     )
     shown, notes = _shown_records(folder)
@@ -310,7 +312,7 @@ def _experiment(record: Record) -> _Experiment:
         ),
         record["verdict"] if record.get("verdict") in records.VERDICTS else None,
         None if record.get("number") is None else str(record["number"]),
-        str(record.get("criterion") or ""),
+        str(record.get("criterion") or "none; the results are descriptive."),
     )  # fmt: skip
 
 
@@ -324,18 +326,7 @@ def _opened(
             opened[found.path] = load(folder.path / found.path)
         except InputError as error:
             unreadable.append((found.path, str(error).replace(str(folder.path), ".")))
-    # Records first, by their paths, then the table and the explorer, as they were read.
-    unreadable.sort(key=lambda pair: Path(pair[0]).parts if pair[0].endswith(".json") else _LAST)
     return replace(folder, unreadable=tuple(unreadable)), opened
-
-
-def _with_goal(found: StoredRecord) -> StoredRecord:
-    """Add the goal of a simulation as a sentence."""
-    try:
-        until = goal_from_dict(found.record["goal"]).statement
-    except (InputError, KeyError, TypeError):
-        return found
-    return replace(found, record={**found.record, "until": until})
 
 
 def _failed(folder: RunFolder) -> dict[str, str]:
@@ -545,11 +536,9 @@ def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
 def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Apply a policy to every case of a table."""
     if list(policy.accelerations) != [float(R) for R in table.accelerations]:
-        raise InputError(
-            f"it decides at R = {', '.join(f'{R:g}' for R in policy.accelerations)}, the table has "
-            f"{', '.join(f'{R:g}' for R in table.accelerations)}",
-            code="policy.mismatch",
-        )
+        own, others = (", ".join(f"{R:g}" for R in one.accelerations) for one in (policy, table))
+        text = f"it decides at R = {own}, the table has {others}"
+        raise InputError(text, code="policy.mismatch")
     n, tasks = table.cases, table.tasks
     stop = np.full(n, table.rounds)
     lower, upper = np.full((n, tasks), np.nan), np.full((n, tasks), np.nan)
@@ -585,9 +574,8 @@ def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Apply a bound to every case of a table."""
     k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
-        raise InputError(
-            "the table has several accelerations and the bound names none", code="rounds.invalid"
-        )
+        text = "the table has several accelerations and the bound names none"
+        raise InputError(text, code="rounds.invalid")
     if table.tasks > 1:
         raise InputError("it is for one task, the table has several", code="policy.mismatch")
     outputs = table.rounds_up_to(k) if bound.rounds > 1 else table.outputs[k]

@@ -21,9 +21,8 @@ from taskuq.conformal._units import case_contents, choose_units, make_unit
 from taskuq.conformal.scores import resolve_score
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
-from taskuq.policy._fixed_width import window_distribution
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import POLICIES, PolicySpec, Statistic
+from taskuq.policy._kinds import POLICIES, PolicySpec, Statistic, window_distribution
 from taskuq.policy._rules import window_place
 from taskuq.protocols import Score, SelfTunedScore
 from taskuq.report.figures import method_colour
@@ -151,65 +150,45 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
         what = f"has no array {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
-        raise InputError(
-            f"the explorer {what}; give the arrays that save_explorer lists",
-            code="option.missing",
-        )
+        text = f"the explorer {what}; pass the arrays that save_explorer lists"
+        raise InputError(text, code="option.missing")
     given = {name: value for name, value in arrays.items() if value is not None}
     x = {n: as_array(given[n], n) for n in given if n not in IDS}
-    outputs, calibration = x["outputs"], x["calibration_outputs"]
-    is_picture = x["truth"].ndim == 3 or (x["truth"].ndim == 4 and x["truth"].shape[-1] == 3)
-    if outputs.ndim not in (3, 4) or not is_picture:
-        raise InputError(
-            "outputs must be (slice, round, sample), with a last axis for several tasks, and truth "
-            f"(slice, height, width), with a last axis of 3 for colours, got {outputs.shape} and "
-            f"{x['truth'].shape}; bring them to these axes",
-            code="shape.axes",
-        )
+    outputs, truth, n = x["outputs"], x["truth"], len(x["calibration_outputs"])
+    if outputs.ndim not in (3, 4) or truth.ndim not in (3, 4) or truth.shape[3:] not in ((), (3,)):
+        text = f"outputs {outputs.shape} must be (slice, round, sample[, task]) and truth "
+        text += f"{truth.shape} (slice, height, width), with a last axis of 3 for colours"
+        raise InputError(text, code="shape.axes")
     S, T, p, *tasks = outputs.shape
-    H, W, *colour = x["truth"].shape[1:]
-    n = len(calibration)
-    J = x["samples"].shape[2] if "samples" in x and x["samples"].ndim > 2 else 0
-    picture = S, T, H, W, *colour
+    pixels = truth.shape[1:]
+    picture = (S, T, *pixels)
+    samples = x["samples"].shape[2:3] if "samples" in x else ()
+    masks = x["masks"].shape if "masks" in x else ()
     expected: dict[str, tuple[int, ...]] = {
-        "accelerations": (T,), "truth": (S, H, W, *colour), "outputs": (S, T, p, *tasks),
+        "accelerations": (T,), "truth": (S, *pixels), "outputs": (S, T, p, *tasks),
         "targets": (S, *tasks), "calibration_outputs": (n, T, p, *tasks),
         "calibration_targets": (n, *tasks), "point_outputs": (S, T, *tasks),
-        "samples": (S, T, J, H, W, *colour), "task_range": (2,),
+        "samples": (S, T, *samples, *pixels), "task_range": (2,),
         "task_ranges": (*(tasks or (1,)), 2), "estimate": picture, "mean": picture,
-        "point": picture, "sd": (S, T, H, W),
+        "point": picture, "sd": picture[:4], "masks": ((T,) if len(masks) < 3 else (S, T))
+        + masks[-1:],
     }  # fmt: skip
-    if "masks" in x and x["masks"].shape[:-1] not in ((T,), (S, T)):
-        raise InputError(
-            f"masks must be (round, line) with {T} rounds, or the same for each of {S} slices, got "
-            f"{x['masks'].shape}",
-            code="shape.axes",
-        )
     for name, value in x.items():
-        if name in expected and value.shape != expected[name]:
-            raise InputError(
-                f"{name} has shape {value.shape}, but outputs and truth require {expected[name]}; "
-                "give one entry for each slice, round and sample",
-                code="shape.mismatch",
-            )
-    if min(S, T, p, H, W, *tasks) < 1 or n < 2:
-        raise InputError(
-            f"the explorer needs slices and calibration cases, got {S} and {n}", code="units.few"
-        )
+        if value.shape != expected[name]:
+            text = f"{name} has shape {value.shape}, but outputs and truth require {expected[name]}"
+            raise InputError(text, code="shape.mismatch")
+    if min(outputs.shape + pixels) < 1 or n < 2:
+        text = f"the explorer needs slices and calibration cases, got {S} and {n}"
+        raise InputError(text, code="units.few")
     for name, value in x.items():
         if name in SEEN and not np.isfinite(value).all():
-            raise InputError(
-                f"{name} holds values that are not finite; repair those images first",
-                code="value.nonfinite",
-            )
+            raise InputError(f"{name} holds values that are not finite", code="value.nonfinite")
         if name not in (*SEEN, "task_range", "task_ranges"):
             require_finite(np.asarray(value, dtype=float), name)
     rates = x["accelerations"].astype(float)
     if (rates <= 1).any() or (np.diff(rates) >= 0).any():
-        raise InputError(
-            f"accelerations must decrease and stay above 1, got {rates.tolist()}",
-            code="rounds.invalid",
-        )
+        text = f"accelerations must decrease and stay above 1, got {rates.tolist()}"
+        raise InputError(text, code="rounds.invalid")
     lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "calibration_label": n,
                "round_names": T, "task_names": tasks[0] if tasks else 1}  # fmt: skip
     ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}
@@ -541,16 +520,9 @@ def _slice_pictures(explorer: Explorer, budget: int = BUDGET) -> _Pictures:
     tiles += ["point"] if explorer.point is not None else []
     tiles += [f"sample-{j + 1}" for j in range(J)]
     for quality, shrink in STEPS:
-        # A few sheets predict the size of all of them.
-        some = [(s, s % explorer.rounds) for s in range(0, S, max(1, S // 5))]
-        probes = [_encoded_slice(explorer, s, quality, shrink, (k,)) for s, k in some]
-        if _length(probes) * S * explorer.rounds > budget * len(probes):
-            continue
         encoded = [_encoded_slice(explorer, s, quality, shrink) for s in range(S)]
-        if _length(encoded) <= budget:
+        if sum(len(truth) + sum(map(len, sheets)) for truth, sheets in encoded) <= budget:
             break
-    else:
-        encoded = [_encoded_slice(explorer, s, quality, shrink) for s in range(S)]
     height, width = -(-H // shrink), -(-W // shrink)
     pictures = [t for t, _ in encoded], [r for _, r in encoded]
     doubt = [_doubt(explorer, s) for s in range(S)]
@@ -584,18 +556,12 @@ def thumbnail(image: FloatArray, low: float, top: float, side: int = 96, quality
     return _encoded([_grey(image, top, max(1, min(image.shape[:2]) // side), low)], quality)
 
 
-def _length(encoded: list[tuple[str, list[str]]]) -> int:
-    return sum(len(truth) + sum(map(len, sheets)) for truth, sheets in encoded)
-
-
-def _encoded_slice(
-    explorer: Explorer, s: int, quality: int, shrink: int, rounds: Sequence[int] | None = None
-) -> tuple[str, list[str]]:
+def _encoded_slice(explorer: Explorer, s: int, quality: int, shrink: int) -> tuple[str, list[str]]:
     true = explorer.truth[s].astype(np.float32)
     low, top = brightness(true)
     error, doubt = _error(explorer, s), _doubt(explorer, s)
     sheets = []
-    for k in range(explorer.rounds) if rounds is None else rounds:
+    for k in range(explorer.rounds):
         images = [] if explorer.estimate is None else [explorer.estimate[s, k]]
         row = [_grey(image, top, shrink, low) for image in (*images, explorer.mean[s, k])]
         row += [_grey(explorer.sd[s, k], doubt, shrink), _grey(error[k], doubt, shrink)]

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 import taskuq
 from taskuq._io import atomic_write, write_json
-from taskuq.report._answer import DESCRIPTIVE, NO_GUARANTEE, answer_of
+from taskuq.report._answer import NO_GUARANTEE, answer_of
 from taskuq.report._contents import STORY, Contents, interval_table, patient_table, task_table
 from taskuq.report._explorer import explorer_payload
 from taskuq.report._records import (
@@ -166,6 +166,8 @@ def _context(contents: Contents) -> dict[str, Any]:
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     scan, key, answer = contents.scan, _key_table(contents), answer_of(contents)
+    simulated_row, policy = contents.simulated, contents.policy or {}
+    kind = str(policy.get("kind")) if simulated_row is None else policy_name(simulated_row)
     sections = [
         (
             heading,
@@ -181,7 +183,7 @@ def _context(contents: Contents) -> dict[str, Any]:
         "no_guarantee": NO_GUARANTEE,
         "needs_independence": "independent" in getattr(answer.guarantee, "sentence", ""),
         "scan": None if scan is None else scan_picture(scan, folder.explorer, words)
-        | {"colour": _policy_colour(contents)},
+        | {"colour": method_colour(kind) or 0},
         "explorer": explorer,
         "key_table": key and _grid(key, say),
         "key_alpha": key and _key_evaluation(contents)[1]["results"][0]["alpha"],
@@ -193,7 +195,7 @@ def _context(contents: Contents) -> dict[str, Any]:
         "experiments": _experiments(contents, used),
         "guarantees": contents.guarantees[1:],
         "unit": "group" if contents.is_by_group else "case",
-        "what": run["what"] if isinstance(run.get("what"), Mapping) else {},
+        "what": contents.what,
         "undeclared": folder.table and suggest_range(folder.table),
         "measured": sorted({
             method_label(policy_name(row)) for row in rows if not row["guaranteed"]
@@ -240,12 +242,6 @@ def _with_class_names(table: Table, contents: Contents) -> Table:
     return replace(table, rows=tuple(map(tuple, body)))
 
 
-def _policy_colour(contents: Contents) -> int:
-    policy, row = contents.policy or {}, contents.simulated
-    name = str(policy.get("kind")) if row is None else policy_name(row)
-    return method_colour(name) or 0
-
-
 def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
     found = []
     for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
@@ -256,10 +252,8 @@ def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
             {
                 "id": identity,
                 "title": e.title,
-                "claim": say(e.claim),
-                "finding": say(e.finding),
+                **{name: say(getattr(e, name)) for name in ("claim", "finding", "criterion")},
                 "verdict": e.verdict or NOT_TESTED,
-                "criterion": say(e.criterion) or DESCRIPTIVE,
                 "is_appendix": e.name in APPENDICES,
                 "figures": [
                     _plate(f, used, f.title or title_of(f.name), say, contents.class_name)
@@ -307,10 +301,7 @@ WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Reconstruction g
 def _facts(contents: Contents) -> list[tuple[str, str]]:
     """Return the settings of the run."""
     run, table, words = contents.folder.run, contents.folder.table, contents.words
-    what = run.get("what")
-    found = []
-    if isinstance(what, Mapping):
-        found += [(WHAT.get(str(k), str(k)), str(v)) for k, v in what.items()]
+    found = [(WHAT.get(str(k), str(k)), str(v)) for k, v in contents.what.items()]
     alpha, tau = contents.alpha, contents.max_width
     if alpha is not None:
         found.append(("Error rate α", f"{alpha:g}"))
@@ -343,8 +334,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
         ))  # fmt: skip
     if run.get("seed") is not None:
         found.append(("Seed", str(run["seed"])))
-    versions = run.get("versions")
-    if isinstance(versions, Mapping) and versions:
+    if isinstance(versions := run.get("versions"), Mapping) and versions:
         found.append(("Versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     if run.get("revision"):
         found.append(("Revision", str(run["revision"])))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from taskuq._io import SEAL, atomic_write, load_json, number_from_json, verify_checksum
 from taskuq.conformal._exact import is_below
 from taskuq.errors import InputError
+from taskuq.policy._goal import goal_from_dict
 from taskuq.report._explorer import Explorer, load_explorer
 from taskuq.report.figures import FIGURES, Figure, plain_values
 from taskuq.table._parquet import HEADER
@@ -105,18 +106,12 @@ def experiment_record(
 def _require_table(table: Any) -> None:
     """Raise InputError if the rows of a table do not match its columns."""
     if not isinstance(table, Mapping) or not {"name", "caption", "columns", "rows"} <= set(table):
-        raise InputError(
-            f"a table needs name, caption, columns and rows, got {table!s:.60}; give all four",
-            code="file.format",
-        )
+        text = f"a table needs name, caption, columns and rows, got {table!s:.60}"
+        raise InputError(text, code="file.format")
     columns = len(table["columns"])
-    for row in table["rows"]:
-        if len(row) != columns:
-            raise InputError(
-                f"table {table['name']!r:.40} has {columns} columns and a row of {len(row)}; give "
-                "each row one value per column",
-                code="shape.mismatch",
-            )
+    if lengths := {len(row) for row in table["rows"]} - {columns}:
+        text = f"table {table['name']!r:.40} has {columns} columns and a row of {min(lengths)}"
+        raise InputError(text, code="shape.mismatch")
 
 
 def number(value: Any) -> float:
@@ -250,10 +245,11 @@ def _policy_tables(record: Record, name: str) -> tuple[Table, ...]:
     first = record["results"][0]
     of = first["mean_over"]
     others = "" if of == first["coverage_of"] else f" for {of}"
+    goal = goal_from_dict(record["goal"]).statement
     caption = (
-        f"Stopping rules over {first['trials']} random splits by {first['unit']}, until "
-        f"{record['until']}. Coverage {1 - first['alpha']:g} of {first['coverage_of']} is "
-        f"guaranteed where marked; everything else is measured{others}, ± one standard error."
+        f"Stopping rules over {first['trials']} random splits by {first['unit']}, until {goal}. "
+        f"Coverage {1 - first['alpha']:g} of {first['coverage_of']} is guaranteed where marked; "
+        f"everything else is measured{others}, ± one standard error."
     )
     widths: tuple[tuple[str, str], ...] = (("width", "width"), ("centre error", "center_error"))
     if has_several_tasks(record):
@@ -493,9 +489,8 @@ class RunFolder:
 def read_folder(path: Path) -> RunFolder:
     """Read the folder of a run; unreadable files are listed, not raised."""
     if not path.is_dir():
-        raise InputError(
-            f"there is no folder {path}; give the folder of a run", code="file.missing"
-        )
+        text = f"there is no folder {path}; pass the folder of a run"
+        raise InputError(text, code="file.missing")
     unreadable: list[tuple[str, str]] = []
     run: dict[str, Any] = {}
     records, others, unchecked = [], [], []
@@ -547,18 +542,13 @@ def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError("is not a regular file; remove it", code="file.format")
     try:
-        is_large = file.stat().st_size > LARGEST_RECORD
-        record = None if is_large else load_json(file)
+        if file.stat().st_size > LARGEST_RECORD:
+            raise InputError("is too large; remove it from the folder", code="file.format")
+        record = load_json(file)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", code="file.format") from None
     except (ValueError, RecursionError):
-        raise InputError(
-            "is not JSON, or it is truncated; write it again", code="file.format"
-        ) from None
-    if is_large:
-        raise InputError(
-            "is too large for a record; remove it from the run's folder", code="file.format"
-        )
+        raise InputError("is not JSON, or it is truncated", code="file.format") from None
     if not isinstance(record, dict):
         raise InputError("holds no record; write it again", code="file.format")
     if SEAL in record:

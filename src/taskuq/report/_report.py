@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 
 import taskuq
-from taskuq._io import fingerprint, make_folder, open_npz, write_json
+from taskuq._io import make_folder, open_npz, write_json
 from taskuq._seeds import as_seed
 from taskuq.conformal._diagnose import diagnose
 from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
@@ -106,13 +105,9 @@ def make_report(
     loaded, run = as_table(table, table_kwargs, "make_report"), Path(output)
     seed = as_seed(seed)
     if not loaded.has_targets:
-        raise InputError(
-            "the table has no targets, so nothing can be evaluated; add them",
-            code="targets.missing",
-        )
-    called = as_terminology(
-        terminology if terminology is not None else loaded.provenance.get("words")
-    )
+        message = "the table has no targets, so nothing can be evaluated; add them"
+        raise InputError(message, code="targets.missing")
+    called = as_terminology(terminology or loaded.provenance.get("words"))
     whom = policy_unit(loaded, unit, "random")
     asked: dict[str, Any] = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
     has_goal = any(value is not None for value in asked.values())
@@ -167,21 +162,18 @@ def _claim(run: Path, table: TaskOutputs) -> None:
     """Make the folder; raise InputError if it holds anything but a report of this table."""
     make_folder(run)
     others = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
-    if others and "table.npz" not in others:
-        raise InputError(
-            f"{run} holds {others[0]} and no report of a table; choose another folder",
-            code="file.exists",
+    if not others:
+        return
+    what = f"{others[0]} and no report of a table"
+    if "table.npz" in others:
+        stored, what = TaskOutputs.load(run / "table.npz"), "the report of another table"
+        is_same = stored.task_names == table.task_names and all(
+            np.array_equal(getattr(stored, name), getattr(table, name), equal_nan=True)
+            for name in ("outputs", "targets", "accelerations")
         )
-    if others and _mark(TaskOutputs.load(run / "table.npz")) != _mark(table):
-        raise InputError(
-            f"{run} holds the report of another table; choose another folder", code="file.exists"
-        )
-
-
-def _mark(table: TaskOutputs) -> str:
-    parts = (table.outputs.astype(np.float64), table.targets, table.accelerations)
-    digests = [hashlib.sha256(part.tobytes()).hexdigest() for part in parts]
-    return fingerprint([digests, [list(part.shape) for part in parts], list(table.task_names)])
+        if is_same:
+            return
+    raise InputError(f"{run} holds {what}; choose another folder", code="file.exists")
 
 
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
@@ -252,17 +244,18 @@ def _write(write: Callable[[Contents], Path], run_dir: str | os.PathLike[str]) -
         raise
     except Exception:  # a field of an unexpected type
         shown = replace(folder, run={}, records=(), table=None, table_path=None, explorer=None)
-    parts: list[tuple[str, dict[str, Any]]] = [("run.json", {"run": folder.run})]
-    parts += [(found.path, {"records": (found,)}) for found in folder.records]
-    parts += [(str(folder.table_path), {"table": folder.table, "table_path": folder.table_path})]
-    parts += [("explorer.npz", {"explorer": folder.explorer})]
+    parts: list[tuple[str, dict[str, Any]]] = [
+        ("run.json", {"run": folder.run}),
+        *((found.path, {"records": (found,)}) for found in folder.records),
+        (str(folder.table_path), {"table": folder.table, "table_path": folder.table_path}),
+        ("explorer.npz", {"explorer": folder.explorer}),
+    ]
     for name, part in parts:
-        added: dict[str, Any] = dict(part)
         if "records" in part:
-            added["records"] = (*shown.records, *part["records"])
+            part["records"] = (*shown.records, *part["records"])
         try:
-            page_text(build_contents(replace(shown, **added)))
-            shown = replace(shown, **added)
+            page_text(build_contents(replace(shown, **part)))
+            shown = replace(shown, **part)
         except (MachineError, MemoryError):
             raise
         except Exception as error:

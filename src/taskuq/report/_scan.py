@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from taskuq.errors import GuaranteeWarning
 from taskuq.interval import FloatArray, TaskRange
-from taskuq.policy._learned import round_arrays
-from taskuq.policy._policy import Policy, monitor_statistics
+from taskuq.policy._policy import Policy
 from taskuq.report._explorer import Explorer, brightness, thumbnail
 from taskuq.report._records import RunFolder, shown
 from taskuq.table._terminology import Terminology
@@ -28,10 +29,9 @@ def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
     for one in _cases(policy, folder):
         scan = _scanned(policy, *one)
         if scan.is_early and len(scan.rounds) > 1:
-            return _with_calibration(scan, policy, folder)
+            return scan
         found.append(scan)
-    chosen = next((scan for scan in found if scan.is_early), next(iter(found), None))
-    return None if chosen is None else _with_calibration(chosen, policy, folder)
+    return next((scan for scan in found if scan.is_early), next(iter(found), None))
 
 
 # A case: name, target, outputs (round, sample[, task]), names of rounds, index in the explorer.
@@ -58,6 +58,9 @@ def _scanned(
     policy: Policy, case: str, target: float, x: FloatArray, labels: Sequence[str], s: int | None
 ) -> OneScan:
     rounds = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", GuaranteeWarning)
+        policy.decide(0, x[:1])
     for k, label in enumerate(labels):
         decision = policy.decide(k, x[: k + 1])
         ends = decision.interval.lower, decision.interval.upper
@@ -69,31 +72,7 @@ def _scanned(
         if decision.stop:
             break
     task = policy.task_names[0] if len(policy.task_names) > 1 else None
-    return OneScan(case, target, tuple(rounds), s, task, task_range=policy.task_ranges[0])
-
-
-def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneScan:
-    """Mark a scan if the policy was calibrated on its case."""
-    table, explorer, whom = folder.table, folder.explorer, policy.guarantee._unit
-    if table is None or not table.has_targets or not policy.monitor_reference:
-        return scan
-    if whom.is_group and table.group is None:
-        return scan
-    x, z = round_arrays(table)
-    seen = monitor_statistics(x[0], whom.index(table.cases, table.group), table.task_names, z[0])
-    if seen != dict(policy.monitor_reference):
-        return scan  # planned on another table
-    outputs = np.array([one.outputs for one in scan.rounds])
-
-    def holds(first: FloatArray) -> bool:
-        return bool((first[: len(outputs)] == outputs[:, None]).all(axis=(0, 2)).any())
-
-    if not holds(x[..., 0]):
-        return scan
-    if scan.shown is None or explorer is None:
-        return replace(scan, calibrated=table.cases)
-    others = np.moveaxis(explorer.for_task(0).calibration_outputs, 1, 0)
-    return replace(scan, calibrated=table.cases, without=None if holds(others) else others.shape[1])
+    return OneScan(case, target, tuple(rounds), s, task, bool(caught), policy.task_ranges[0])
 
 
 @dataclass(frozen=True)
@@ -116,8 +95,7 @@ class OneScan:
     rounds: tuple[_ScanRound, ...]
     shown: int | None
     task: str | None = None
-    calibrated: int | None = None
-    without: int | None = None
+    is_calibration_case: bool = False
     task_range: TaskRange = None
 
     @property
@@ -183,11 +161,8 @@ def _ending(scan: OneScan, words: Terminology) -> str:
         low, high = last.report
         verb = "contains" if low <= scan.target <= high else "misses"
         end = f"stops at {last.label}; its report {verb} the truth, {truth}."
-    if scan.calibrated is None:
-        return end
-    own = f"It is one of the policy's own {scan.calibrated} calibration {words.many('case')}"
-    without = f"; the explorer below calibrates on {scan.without}, without it"
-    return f"{end} {own}{'' if scan.without is None else without}."
+    own = f" It is one of the policy's own calibration {words.many('case')}."
+    return end + own * scan.is_calibration_case
 
 
 def _picture(explorer: Explorer | None, s: int | None, k: int | None) -> str | None:

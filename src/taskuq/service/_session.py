@@ -22,7 +22,7 @@ from taskuq._config import from_toml_table
 from taskuq._io import complete_record, file_lock, parse_json, to_json_value
 from taskuq._seeds import case_seed
 from taskuq.errors import InputError, first_line
-from taskuq.measure._mri import MRIMeasurement, _combine_columns
+from taskuq.measure._mri import MRIMeasurement, combine_columns
 from taskuq.pipeline._executor import DeadlineWorker, Executor
 from taskuq.policy._policy import Policy
 from taskuq.protocols import AdaptiveMeasure, Recover, Task
@@ -111,7 +111,7 @@ class _StreamedSlice:
             raise InputError(text, code="resume.mismatch")
 
     def combine(self, measurements: Sequence[dict[str, Any]]) -> MRIMeasurement:
-        return _combine_columns(measurements, self.shape, self.accelerations)
+        return combine_columns(measurements, self.shape, self.accelerations)
 
     def is_complete(self, measurements: Sequence[dict[str, Any]]) -> bool:
         return sum(len(one["columns"]) for one in measurements) == self.shape[-1]

@@ -75,7 +75,6 @@ class _ResNet50(nn.Module):
 
 
 def _read_imagenet(network: nn.Module, path: Path | str) -> None:
-    """Load a ResNet-50 from torchvision's state dict, except for its last layer."""
     path = Path(path)
     if path.suffix == ".safetensors":
         state = read_tensors(path)
@@ -87,8 +86,6 @@ def _read_imagenet(network: nn.Module, path: Path | str) -> None:
 
 
 class _SmallResNet(nn.Module):
-    """Small ResNet; each stage halves the image size and doubles the number of channels."""
-
     def __init__(self, channels: int, width: int, blocks: Sequence[int]) -> None:
         super().__init__()
         self.stem = nn.Conv2d(channels, width, 5, stride=2, padding=2, bias=False)

@@ -34,7 +34,7 @@ class AugmentConfig:
     rotation: NonNegative = 15.0  #: Maximum rotation in degrees.
     shift: Unit = 0.1  #: Maximum shift, as a fraction of the image.
     crop: Unit = 0.8  #: Smallest fraction of the area that a random crop keeps.
-    #: Random gamma correction: maximum exponent of the intensities, minus 1.
+    #: Strength of a random gamma correction: maximum exponent, minus 1.
     contrast: NonNegative = 0.0
     blur: NonNegative = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
     contrast_probability: Unit = 0.8  #: Probability of a random contrast change.
@@ -195,5 +195,4 @@ class TaskTraining:
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Return the cases of the configured or the given data, indexed by (epoch, index)."""
         return tuple(TaskDataset(part.cases, part.targets) for part in data or self.open_parts())

@@ -137,13 +137,12 @@ class _ClassifierTraining(TaskTraining):
     training: TrainingConfig = PAPER
     attack: AttackConfig = field(default_factory=AttackConfig)  #: Adversarial training.
     balance_classes: bool = True  #: Give both classes equal weight.
-    #: Balance classes by weights in the loss, or by sampling both equally often.
+    #: "loss" gives both classes the same total weight; "sampling" draws both equally often.
     balance_by: Literal["loss", "sampling"] = "loss"
 
     def prepare(
         self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
     ) -> tuple[TaskDataset, ...]:
-        """Return the cases indexed by (epoch, index); sample training classes if configured."""
         train, *others = super().prepare(machine, data)
         if self._samples_classes:
             if len(self.network.tasks) > 1:

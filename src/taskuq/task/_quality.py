@@ -104,7 +104,7 @@ class NMSE(_FullReference):
 class _Perceptual(_FullReference):
     """Distance in features of VGG-16, by torchmetrics; images are scaled by the reference."""
 
-    weights: Path | None = None  #: VGG-16 weights (safetensors, torchvision's names).
+    weights: Path | None = None  #: VGG-16 weights, converted from torchvision to safetensors.
     range = (0.0, math.inf)
 
     @cached_property

@@ -113,7 +113,6 @@ class _SimCLRTraining(TaskTraining):
     augment: AugmentConfig = VIEWS
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        """Return the recipe with a contrastive loss between two augmentations of each image."""
         if self.training.batch < 2:
             text = "training.batch is 1; a contrastive loss compares images; use a larger batch"
             raise InputError(text, code="value.invalid")

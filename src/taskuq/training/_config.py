@@ -26,10 +26,10 @@ class TrainingConfig:
     warmup_steps: Natural = 0  #: Steps of linear learning-rate warm-up.
     #: Decay of the moving average (EMA) of the weights; 0 disables it.
     ema: BelowOne = 0.0
-    #: Epoch from which the weights of all epochs are averaged; 0 for no average.
+    #: First epoch of an average of the weights over epochs; 0 for no average.
     average_from: Natural = 0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
-    #: Factor per step ("step") or final factor ("cosine") of the learning rate.
+    #: Learning-rate factor: per step (schedule "step"), or at the end of training ("cosine").
     lr_decay: Positive = 0.1
     lr_decay_epochs: Count = 40  #: Epochs between steps of the schedule "step".
     clip_norm: NonNegative = 0.0  #: Maximum gradient norm; 0 for no limit.

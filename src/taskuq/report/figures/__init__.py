@@ -161,13 +161,7 @@ FIGURES: Registry[FigureKind] = Registry(
 
 
 def figures_from_record(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:
-    """Return every figure that a record with a ``schema`` supports, with its kind.
-
-    Example:
-        >>> split = {"schema": "taskuq.split/1", "train": ["a", "b"], "tune": ["c"], "judge": ["d"]}
-        >>> [figure.series[0].y for _, figure in figures_from_record(split)]
-        [(2.0, 1.0, 1.0)]
-    """
+    """Return every figure that a record with a ``schema`` supports, with its kind."""
     kinds = [kind for kind in map(FIGURES.__getitem__, FIGURES) if kind.schema == record["schema"]]
     return [(kind, figure) for kind in kinds for figure in kind.describe(record)]
 
@@ -180,15 +174,7 @@ def series_from_rows(
     error: Callable[[Row], float | None] | None = None,
     style: Style = "line",
 ) -> tuple[Series, ...]:
-    """Group rows, one point each, into one series per name.
-
-    The functions map a row to the name of its series, its position, value and error.
-
-    Example:
-        >>> rows = [("ar", 16, 0.2), ("lwr", 16, 0.1), ("ar", 8, 0.1)]
-        >>> series_from_rows(rows, lambda r: r[0], lambda r: r[1], lambda r: r[2])[0]
-        Series(name='ar', x=(16, 8), y=(0.2, 0.1), error=None, style='line')
-    """
+    """Group rows, one point each, into one series per name."""
     named: dict[str, list[Row]] = {}
     for row in rows:
         named.setdefault(by(row), []).append(row)
@@ -214,14 +200,11 @@ def figure_from_dict(record: Any) -> Figure:
         if figure.picture and not b64decode(figure.picture, validate=True).startswith(b"\x89PNG"):
             raise ValueError("its picture is not a PNG file")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"a figure is not complete ({error!r:.80}); write it again", code="file.format"
-        ) from None
+        text = f"a figure is not complete ({error!r:.80}); write it again"
+        raise InputError(text, code="file.format") from None
     if figure.x_scale not in get_args(XScale) or figure.y_scale not in ("linear", "log"):
-        raise InputError(
-            f"figure {figure.name!r:.40} has an unknown scale; write it again",
-            code="choice.unknown",
-        )
+        text = f"figure {figure.name!r:.40} has an unknown scale"
+        raise InputError(text, code="choice.unknown")
     return figure
 
 
@@ -250,11 +233,6 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | bool | None) else str(value)
-
-
-def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Draw a figure to a file; the extension selects SVG, PNG or PDF."""
-    return draw_all(figure, [Path(path)])[0]
 
 
 def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:

@@ -182,10 +182,6 @@ def _widths(along: Literal["acceleration", "samples"], rows: list[Row]) -> list[
     return [width_against(rows, along)] if is_line else []
 
 
-def _histograms(rows: list[Row]) -> list[Figure]:
-    return [coverage_histogram(r) for r in _of_most_samples(rows) if r.get("histogram") is not None]
-
-
 def _conditional(rows: list[Row]) -> list[Figure]:
     rates: dict[float | None, list[Row]] = {}
     for row in _of_most_samples(rows):
@@ -198,12 +194,12 @@ def _conditional(rows: list[Row]) -> list[Figure]:
     ]
 
 
-def _rank_histograms(rows: list[Row]) -> list[Figure]:
-    return [rank_histogram(r) for r in rows if r["label"] is None]
-
-
 SAMPLES = "Are the samples calibrated?"
-RANKS = FigureKind(DIAGNOSE, partial(_each_task, _rank_histograms), SAMPLES)
+RANKS = FigureKind(
+    DIAGNOSE,
+    partial(_each_task, lambda rows: [rank_histogram(r) for r in rows if r["label"] is None]),
+    SAMPLES,
+)
 AGAINST_ACCELERATION = FigureKind(
     EVALUATE, partial(_each_task, partial(_widths, "acceleration")), "Widths of intervals"
 )
@@ -213,7 +209,11 @@ AGAINST_SAMPLES = FigureKind(
 # The law is the same whatever the task is.
 LAW = FigureKind(
     EVALUATE,
-    partial(_each_task, _histograms, first_alone=True),
+    partial(
+        _each_task,
+        lambda rows: [coverage_histogram(r) for r in _of_most_samples(rows) if r.get("histogram")],
+        first_alone=True,
+    ),
     "Coverage against its exact law",
     reading=lambda record: next(
         str(r["histogram"].get("reading", "")) for r in record["results"] if r.get("histogram")

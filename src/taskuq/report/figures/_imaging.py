@@ -25,22 +25,23 @@ Row = Mapping[str, Any]
 _TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
 
 
-def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
-    """Plot the k-space lines measured in each round, from masks (round, width)."""
+def masks_figure(masks: np.ndarray, accelerations: Any, *, lines: str = "lines") -> Figure:
+    """Plot the k-space lines (or views) measured in each round, from masks (round, width)."""
     width = masks.shape[1]
     nested = all((a <= b).all() for a, b in itertools.pairwise(masks))
-    note = "Every round keeps the lines of the rounds before it." if nested else (
-        "The masks are not nested: a later round drops lines that an earlier one measured."
+    note = f"Every round keeps the {lines} of the rounds before it." if nested else (
+        f"The masks are not nested: a later round drops {lines} that an earlier one measured."
     )  # fmt: skip
     series = tuple(
-        Series(f"R = {R:g}: {int(mask.sum())} of {width} lines", tuple(range(width)),
+        Series(f"R = {R:g}: {int(mask.sum())} of {width} {lines}", tuple(range(width)),
                tuple(map(float, mask)), style="strip")
         for R, mask in zip(accelerations, masks, strict=True)
     )  # fmt: skip
     counts = ", ".join(str(int(mask.sum())) for mask in masks)
-    caption = f"The lines of k-space that each round measures. {note}"
-    return Figure("masks", caption, "line of k-space (phase encode)", "measured", series,
-                  title=f"The rounds measure {counts} of {width} lines")  # fmt: skip
+    caption = f"The {lines} that each round measures. {note}"
+    label = "line of k-space (phase encode)" if lines == "lines" else lines
+    return Figure("masks", caption, label, "measured", series,
+                  title=f"The rounds measure {counts} of {width} {lines}")  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
