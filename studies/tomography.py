@@ -4,7 +4,7 @@ r"""Filtered back-projection, an unrolled network and a sampler with few views.
     python -m studies.tomography FILE.npz --sampler BEST --tables BACK-PROJECTION SAMPLER \
         [--splits 500] [--into docs/how-to/tomography.md --as luna]
 
-FILE holds images (uint8, 0 air to 255 bone), as studies/luna.py writes them. For each number of
+FILE holds images (uint8, 0 air to 255 bone), as studies/split.py writes them. For each number of
 views: the PSNR in dB (peak 1) and the mean error of the air fraction; for a sampler, those of
 the mean image and of the mean fraction.
 

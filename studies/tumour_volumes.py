@@ -2,7 +2,7 @@
 
     python -m studies.tumour_volumes SOURCE.npz [--alpha 0.2] [--report FOLDER] [--into FILE.md]
 
-SOURCE holds slices and masks of low-grade glioma, as studies/lgg.py reads it. On the same 56
+SOURCE holds slices and masks of low-grade glioma, as studies/split.py reads it. On the same 56
 training patients a regression is fitted to the tumour area of a slice. The slices of the 32 test
 patients are measured by one coil at R = 16, 8, 4, 2 and zero-filled; predicted areas are summed by
 patient, and the sum has an interval for a new patient, for one of two targets: the prediction from

@@ -46,12 +46,12 @@ def smaller(name, folder, **changes):
 
 
 def test_figures_are_written_into_the_document(source, tmp_path, monkeypatch):
-    from studies.luna import main as split
+    from studies.split import main as split
     from studies.tomography import RULES
     from studies.tomography import main as judge
 
     monkeypatch.chdir(tmp_path)
-    split(source, Path("data"), 32)
+    split("luna", source, Path("data"), 32)
     training, judged = (set(np.load(f"data/luna-{n}.npz")["group"]) for n in ("training", "judged"))
     assert not training & judged, "no patient is in both"
     assert len(training | judged) == 25
