@@ -10,10 +10,10 @@ import numpy as np
 
 import taskuq as tq
 from taskuq.policy import Goal, PolicySpec, simulate
-from taskuq.policy import _simulate as simulation
+from taskuq.policy._simulate import _SimulationJob
 from taskuq.table import SyntheticTable, synthetic_outputs
 
-SPLITS = 10_000
+SPLITS = 1000
 # Splits in a run, and runs, where the time of one split is measured.
 SOME, RUNS = 50, 6
 ALPHA, WIDTH = 0.05, 0.2
@@ -46,7 +46,6 @@ def main() -> None:
         decide = _median(lambda: policy.decide(last, table.outputs[:, 0]), repeats=200)  # noqa: B023  # called at once
         detail = {k: v for k, v in options.items() if k != "policy"}
         spec = PolicySpec(options["policy"], ALPHA, goal, **detail)
-        _judge(table, spec, 1000)  # compiles, or reads what was compiled before
         seconds = _judge(table, spec, SPLITS)
         total += seconds
         print(f"{name:<22}{1e3 * decide:>22.3f}{seconds:>22.2f}")
@@ -67,11 +66,7 @@ def _per_split(table: tq.TaskOutputs, spec: PolicySpec, unit: str) -> float:
         simulate(table, [spec], splits=trials, unit=unit)
         return time.process_time() - start
 
-    with (
-        patch.object(simulation, "use_numba", lambda work: True),
-        patch.object(simulation, "_jackknife_folds", lambda *arguments, **options: None),
-    ):
-        seconds(1)  # compiles, or reads what was compiled before
+    with patch.object(_SimulationJob, "_jackknife_folds", lambda *arguments, **options: None):
         once = min(seconds(1) for _ in range(RUNS))
         return 1e3 * (min(seconds(SOME) for _ in range(RUNS)) - once) / (SOME - 1)
 

@@ -339,6 +339,16 @@ def test_site_left_out_is_calibrated_on_the_others():
     assert len(found) == 3
 
 
+def test_site_whose_groups_are_all_held_out_is_counted_in_other_draws():
+    table = few_groups(60)
+    table = replace_arrays(table, site=np.where(table.group < 2, "small", "large"))
+    found = tq.evaluate(table, alpha=0.3, score="learned", splits=40)
+    small = found.site_coverage[1]
+    assert [part.name for part in found.site_coverage] == ["large", "small"]
+    assert small.splits < 40
+    assert 0 <= small.coverage <= 1
+
+
 @pytest.mark.parametrize(
     ("coverage", "error", "below"),
     [(0.79, 0.05, True), (0.81, 0.05, False), (0.5, math.nan, False), (0.0, math.nan, True)],

@@ -9,13 +9,10 @@ import pytest
 import taskuq as tq
 from taskuq.conformal import _exact as closed_form
 from taskuq.conformal import _quantiles as rank
-from taskuq.conformal import _units as groups
 from taskuq.conformal import _units as units
 
 RNG = np.random.default_rng(77)
 SCORES = RNG.permutation(20).astype(float) + 1
-# Groups whose cases agree leave the guarantee no slack to hide a fault in.
-GROUPS = [[float(v)] * 3 for v in RNG.permutation(10)]
 
 
 def quantile(targets, alpha):
@@ -51,20 +48,6 @@ def exact_evaluation_equals_every_split():
     assert exact.width.mean == pytest.approx(np.mean(width), abs=1e-12)
 
 
-def a_random_case_of_a_new_group_is_covered():
-    """Hierarchical guarantee, by trying every group as the new one; and not far too much."""
-    losses = []
-    for new, cases in enumerate(GROUPS):
-        rest = [g for i, g in enumerate(GROUPS) if i != new]
-        targets = np.concatenate(rest)
-        bound = tq.calibrate(
-            np.zeros((len(targets), 1)), targets, alpha=0.25, score="ar",
-            group=np.repeat(np.arange(9), 3),
-        )  # fmt: skip
-        losses.append(np.mean(np.array(cases) > bound.quantile))
-    assert 0.25 - 2 / 10 <= np.mean(losses) <= 0.25 + 1e-12
-
-
 def too_few_cases_give_infinity():
     assert quantile(np.arange(18.0), 0.05) == inf
     assert tq.evaluate_exact(np.zeros((20, 1)), SCORES, alpha=0.05, score="ar").infinite == 1
@@ -74,7 +57,6 @@ LAWS = (
     rotations_are_covered_rank_times,
     the_quantile_is_the_order_statistic,
     exact_evaluation_equals_every_split,
-    a_random_case_of_a_new_group_is_covered,
     too_few_cases_give_infinity,
 )
 
@@ -111,13 +93,6 @@ def largest_instead_of_infinity(monkeypatch):
     monkeypatch.setattr(units, "order_statistic", lambda s, k: RIGHT_STATISTIC(s, min(k, len(s))))
 
 
-def group_losses_without_the_new_group(monkeypatch):
-    def without(count, alpha, delta):
-        return rank.exact_alpha(alpha) * count
-
-    monkeypatch.setattr(groups, "_allowed_total_loss", without)
-
-
 # Which laws see which fault. The others may or may not.
 FAULTS = {
     rank_one_too_low: {rotations_are_covered_rank_times, exact_evaluation_equals_every_split},
@@ -129,7 +104,6 @@ FAULTS = {
     },
     interpolated_quantile: {the_quantile_is_the_order_statistic},
     largest_instead_of_infinity: {rotations_are_covered_rank_times, too_few_cases_give_infinity},
-    group_losses_without_the_new_group: {a_random_case_of_a_new_group_is_covered},
 }
 
 

@@ -94,7 +94,6 @@ OPTIONS = [
     (calibrate, {"score": "learned"} | FEW, "units.few"),
     (evaluate, {"splits": 0}, "value.invalid"),
     (evaluate, {"size_bins": (1, 0)}, "value.invalid"),
-    (evaluate_exact, {"calibration_fraction": 1.0}, "value.invalid"),
     (evaluate_exact, {"tuning_repeats": 0, "score": "learned"}, "value.invalid"),
     (calibrate_online, {"step_size": 0}, "value.invalid"),
     (calibrate_joint, {"method": "mean"}, "choice.unknown"),

@@ -14,8 +14,8 @@ from taskuq.conformal._family import IDENTITY, LinearFamily, Link, NestedInterva
 from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.conformal.scores._paper import AR, CQR, LWR
-from taskuq.policy._fixed_width import _fit_residual_law
 from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import _fit_residual_law
 from taskuq.policy._rules import (
     LOG_ODDS,
     IntervalRule,

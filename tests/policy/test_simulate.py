@@ -1,4 +1,4 @@
-"""Simulations: both engines agree, splits are plans and decisions, errors are honest."""
+"""Simulations: splits are plans and decisions, errors are honest."""
 
 from fractions import Fraction
 from itertools import combinations, product
@@ -10,40 +10,17 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.conformal import _splits as splits
-from taskuq.conformal._family import LinearFamily, Link, NestedIntervalScore
 from taskuq.conformal._units import nested_denominators, nested_ids
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.policy import _simulate as simulation
-from taskuq.policy import _stored_scans as replay
-from taskuq.policy._fixed_width import STATISTICS
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._kinds import STATISTICS, PolicySpec
 from taskuq.policy._simulate import _jackknife_variance, simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import TaskOutputs, replace_arrays
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=20, samples=4), seed=1)
 TWO, AT_LEAST = Goal(max_width=0.2), Goal(level=0.05, side="lower")
-
-
-class BeyondTheRange(NestedIntervalScore):
-    """Predictions on both sides of the end of the range."""
-
-    def family(self, outputs):
-        link = Link("logit")
-        center = link(outputs[:, 0] + 0.5)
-        return LinearFamily(center, center, 0.1 + outputs.std(axis=1), "two", link)
-
-
-def watched(monkeypatch, table, spec, trials, is_compiled=False, **options):
-    """Simulate, and return the result, the scans, how they were split, and the thresholds."""
-    seen, original = [], simulation.simulate_splits
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation, "use_numba", lambda work: is_compiled)
-        patch.setattr(simulation, "simulate_splits", lambda *a: seen.append(a) or original(*a))
-        rng = np.random.default_rng(3)
-        (found,) = simulation.simulate(table, [spec], splits=trials, seed=rng, **options)
-    return found, *seen[0]
 
 
 def two_tasks():
@@ -57,81 +34,30 @@ def two_tasks():
 PLANS = {
     "paper lwr": PolicySpec("paper", 0.1, TWO, score="lwr"),
     "spread": PolicySpec("fixed-width", 0.1, TWO),
-    "learned": PolicySpec("fixed-width", 0.1, TWO, statistic="learned"),
     "two-phase": PolicySpec("fixed-width", 0.1, TWO, budget=0.5),
-    "two-phase learned": PolicySpec("fixed-width", 0.1, TWO, budget=0.5, statistic="learned"),
     "adaptive ar": PolicySpec("adaptive", 0.1, TWO, score="ar"),
+    "adaptive lwr": PolicySpec("adaptive", 0.2, TWO, score="lwr"),
     "adaptive cqr": PolicySpec("adaptive", 0.1, TWO, score="cqr"),
     "adaptive mlwr": PolicySpec("adaptive", 0.1, TWO),
-    "adaptive learned": PolicySpec("adaptive", 0.1, TWO, score="learned"),
-    "adaptive beyond": PolicySpec("adaptive", 0.5, Goal(max_width=0.6), score=BeyondTheRange()),
     "anytime mlwr": PolicySpec("anytime", 0.1, TWO),
     "lower": PolicySpec("adaptive", 0.1, Goal(max_width=0.1, side="lower")),
     "at most": PolicySpec("fixed-width", 0.1, Goal(level=0.5, side="upper")),
-    "two-phase at least": PolicySpec("fixed-width", 0.1, AT_LEAST, budget=0.5),
 }
-COUNTS = ("early", "early_covered", "covered", "stopped", "stopped_covered", "worst_groups",
-          "kept", "cases")  # fmt: skip
-SUMS = ("cost", "width", "center_error", "worst_error", "plain_cost", *COUNTS)
-UNITS = ("case", "group", "whole-group")
 
 
-def replays(monkeypatch, is_compiled, table, spec, unit):
-    """Everything one engine adds up."""
-    kept = []
-
-    def keeping(original):
-        return lambda *arguments: kept.append(original(*arguments)) or kept[-1]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation, "use_numba", lambda work: is_compiled)
-        patch.setattr(simulation, "simulate_splits", keeping(simulation.simulate_splits))
-        patch.setattr(simulation, "simulate_each_split", keeping(simulation.simulate_each_split))
-        simulate(
-            table, [spec], splits=6, seed=np.random.default_rng(7), unit=unit, tuning_repeats=2
-        )
-    return kept
-
-
-def agree(one, other, unit):
-    names = {name: (getattr(one, name), getattr(other, name)) for name in SUMS}
-    exact = all((names[n][0] == names[n][1]).all() for n in COUNTS) if unit == "case" else True
-    return exact and all(np.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in names.values())
+def folds_of(table, unit, trials, seed):
+    """Test cases of each split, (split, case)."""
+    group = np.arange(table.cases)
+    if unit != "case":
+        group = np.unique(table.group, return_inverse=True)[1]
+    n, first = int(group.max()) + 1, int(np.random.default_rng(seed).integers(2**63))
+    return splits.test_sets(first, 0, trials, n, n - floor(0.7 * n)).astype(bool)[:, group]
 
 
 @pytest.mark.parametrize("name", ["paper lwr", "adaptive cqr", "anytime mlwr"])
-def test_whole_groups_are_refused_where_undefined(monkeypatch, name):
+def test_whole_groups_are_refused_where_undefined(name):
     with refused("option.conflict"):
-        replays(monkeypatch, False, TABLE, PLANS[name], "whole-group")
-
-
-@pytest.mark.parametrize(
-    ("name", "unit"),
-    [
-        *((name, "case") for name in PLANS),
-        *product(["spread", "two-phase", "adaptive ar", "lower"], ["group", "whole-group"]),
-        ("paper lwr", "group"),
-        ("anytime mlwr", "group"),
-    ],
-)
-def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
-    pair = [replays(monkeypatch, c, TABLE, PLANS[name], unit) for c in (True, False)]
-    assert len(pair[0]) == len(pair[1]) > 0
-    assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
-    assert sum(a.early.sum() for a in pair[0]) > 0 or unit == "whole-group"
-
-
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("name", ["two-phase", "adaptive ar"])
-def test_engines_agree_on_two_tasks(monkeypatch, name, unit):
-    pair = [replays(monkeypatch, c, two_tasks(), PLANS[name], unit) for c in (True, False)]
-    assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
-
-
-def test_the_comparison_of_engines_can_fail(monkeypatch):
-    (one,) = replays(monkeypatch, False, TABLE, PLANS["paper lwr"], "case")
-    (other,) = replays(monkeypatch, False, TABLE, PLANS["adaptive ar"], "case")
-    assert not agree(one, other, "case")
+        simulate(TABLE, [PLANS[name]], splits=2, unit="whole-group")
 
 
 def records(seed, unit="case"):
@@ -164,43 +90,27 @@ GUARANTEES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES, ids=str)
-def test_threshold_of_a_split_is_the_planned_one(monkeypatch, guarantee):
-    spec = PolicySpec("adaptive", 0.2, TWO, score="lwr")
-    _, _, splitting, thresholds = watched(monkeypatch, TABLE, spec, 3, **guarantee)
-    for t in range(3):
-        calibration = splitting.case_folds(np.array([t]))[0] == 0
-        policy = tq.plan(
-            TABLE.select(cases=calibration), alpha=0.2, max_width=0.2, policy="adaptive",
-            score="lwr", **guarantee,
-        )  # fmt: skip
-        assert policy.thresholds == tuple(thresholds[:, t])
-        assert np.isfinite(policy.thresholds).all()
-
-
-# Rules that learn from each calibration fold are planned anew in each split.
 PLANNED = [
     *((name, GUARANTEES[0]) for name in ("adaptive mlwr", "anytime mlwr", "lower", "at most")),
     *(("spread", guarantee) for guarantee in GUARANTEES if "delta" not in guarantee),
+    *(("adaptive lwr", guarantee) for guarantee in GUARANTEES),
     ("adaptive mlwr", GUARANTEES[2]),
     ("adaptive mlwr", GUARANTEES[5]),
 ]
 
 
 @pytest.mark.parametrize(("name", "guarantee"), PLANNED, ids=str)
-def test_split_of_a_learning_policy_is_a_plan_and_its_decisions(name, guarantee):
+def test_split_is_a_plan_and_its_decisions(name, guarantee):
     spec, table = PLANS[name], two_tasks() if name == "spread" else TABLE
     (found,) = simulate(table, [spec], splits=2, seed=np.random.default_rng(9), **guarantee)
-    seed = int(np.random.default_rng(9).integers(2**63))
     group = np.unique(table.group, return_inverse=True)[1]
     by_group = guarantee["unit"] != "case"
-    n = int(group.max()) + 1 if by_group else table.cases
     early, hits = [], []
-    for fold in splits.test_sets(seed, 0, 2, n, n - floor(0.7 * n)).astype(bool):
-        test = fold[group] if by_group else fold
+    for test in folds_of(table, guarantee["unit"], 2, 9):
         policy = tq.plan(
             table.select(cases=~test), alpha=spec.alpha, max_width=spec.goal.max_width,
-            at_most=spec.goal.level, side=spec.goal.side, policy=spec.kind, **guarantee,
+            at_most=spec.goal.level, side=spec.goal.side, policy=spec.kind,
+            score=spec.score if spec.kind != "fixed-width" else None, **guarantee,
         )  # fmt: skip
         weight = (1 / np.bincount(group))[group] if by_group else np.ones(table.cases)
         together = group[test] if policy.whole_group else None
@@ -249,19 +159,12 @@ def on_a_grid(steps, seed, cases=30, group=None):
     return tq.TaskOutputs(*parts, (4.0, 2.0), group=group, task_range=(0.0, 1.0))
 
 
-def with_folds(monkeypatch, table, spec, trials, is_compiled=False, **options):
-    found, _, split, _ = watched(monkeypatch, table, spec, trials, is_compiled, **options)
-    return found, [fold == 1 for fold in split.case_folds(np.arange(trials))]
-
-
-def gap(monkeypatch, steps, name, is_compiled, trials=6):
+def gap(steps, name, trials=6):
     kind, options = SCORED[name]
-    table = on_a_grid(steps, steps)
-    found, folds = with_folds(
-        monkeypatch, table, PolicySpec(kind, 0.3, GOAL, **options), trials, is_compiled, unit="case"
-    )
+    table, spec = on_a_grid(steps, steps), PolicySpec(kind, 0.3, GOAL, **options)
+    (found,) = simulate(table, [spec], splits=trials, seed=3, unit="case")
     cost, covered = [], []
-    for test in folds:
+    for test in folds_of(table, "case", trials, 3):
         policy = tq.plan(
             table.select(cases=~test), alpha=0.3, max_width=0.3, policy=kind, unit="case", **options
         )
@@ -273,16 +176,15 @@ def gap(monkeypatch, steps, name, is_compiled, trials=6):
 
 
 @pytest.mark.parametrize("name", SCORED)
-@pytest.mark.parametrize(("steps", "is_compiled"), [(255, False), (10, True), (3, False)])
-def test_simulation_on_a_grid_is_planning_and_scanning(monkeypatch, steps, name, is_compiled):
-    assert gap(monkeypatch, steps, name, is_compiled) < 1e-9
+@pytest.mark.parametrize("steps", [255, 10, 3])
+def test_simulation_on_a_grid_is_planning_and_scanning(steps, name):
+    assert gap(steps, name) < 1e-9
 
 
 def test_exact_comparison_of_scores_is_found(monkeypatch):
-    monkeypatch.setattr(replay, "covering_quantile", lambda scores, thresholds, contains: scores)
-    assert (
-        max(gap(monkeypatch, steps, name, False) for steps in (255, 10) for name in SCORED) > 0.01
-    )
+    exact = lambda scans, thresholds: scans.statistics.score  # noqa: E731 short
+    monkeypatch.setattr(simulation.StoredScans, "covered_at", exact)
+    assert max(gap(steps, name) for steps in (255, 10) for name in SCORED) > 0.01
 
 
 SIZES = np.r_[[40, 30], np.full(22, 3), np.full(6, 7)]
@@ -298,14 +200,14 @@ UNEQUAL = tq.TaskOutputs(
 LEAST = {"all": 1, 0.7: Fraction(7, 10)}
 
 
-@pytest.mark.parametrize(("unit", "is_compiled"), [("group", True), ("whole-group", False)])
+@pytest.mark.parametrize("unit", ["group", "whole-group"])
 @pytest.mark.parametrize("cases", ["random", "all", 0.7])
-def test_coverage_and_means_of_groups(monkeypatch, unit, cases, is_compiled):
+def test_coverage_and_means_of_groups(unit, cases):
     options = {"alpha": 0.2, "max_width": 0.25, "policy": "adaptive", "score": "lwr"}
     spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
-    found, folds = with_folds(monkeypatch, UNEQUAL, spec, 3, is_compiled, unit=unit, cases=cases)
+    (found,) = simulate(UNEQUAL, [spec], splits=3, seed=3, unit=unit, cases=cases)
     kept, alike, plain, by_case = [], [], [], []
-    for test in folds:
+    for test in folds_of(UNEQUAL, unit, 3, 3):
         policy = tq.plan(UNEQUAL.select(cases=~test), unit=unit, cases=cases, **options)
         shares, costs, every_cost = [], [], []
         for v in np.unique(GROUP[test]):
@@ -401,11 +303,10 @@ SETTINGS = {
 
 def ratios(monkeypatch, kind, make, unit, width=0.2, tables=TABLES):
     """Mean standard errors over the deviations between independent tables, of R and coverage."""
-    monkeypatch.setattr(simulation, "use_numba", lambda work: True)
     statistic = MLWR(floor=0.25).fit(ELSEWHERE, range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda goal: statistic)
     return measured_ratios(PolicySpec(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
-                           trials=100, tables=tables)  # fmt: skip
+                           trials=50, tables=tables)  # fmt: skip
 
 
 def measured_ratios(spec, make, unit, trials, tables):
@@ -421,14 +322,11 @@ def measured_ratios(spec, make, unit, trials, tables):
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_standard_errors_are_deviations_between_tables(monkeypatch, setting):
-    pytest.importorskip("numba")
     for ratio in ratios(monkeypatch, *setting):
         assert 0.8 <= ratio <= 1.25
 
 
-def test_standard_errors_of_learning_rules(monkeypatch):
-    pytest.importorskip("numba")
-    monkeypatch.setattr(simulation, "use_numba", lambda work: True)
+def test_standard_errors_of_learning_rules():
     spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2))
     of_R, of_coverage = measured_ratios(spec, by_group(20), "group", trials=12, tables=24)
     assert 0.8 <= of_R <= 1.25
@@ -437,7 +335,6 @@ def test_standard_errors_of_learning_rules(monkeypatch):
 
 
 def test_jackknife_without_recalibration_is_found(monkeypatch):
-    pytest.importorskip("numba")
     measured = simulation._replicate
 
     def not_again(planned, splitting, *rest):
@@ -453,27 +350,17 @@ def test_jackknife_without_recalibration_is_found(monkeypatch):
 @pytest.mark.parametrize(
     ("unit", "within"), [*product(["case", "group"], [None, "label", "strata"]), ("site", None)]
 )
-def test_classes_and_sites_are_those_of_planning_and_scanning(monkeypatch, unit, within):
+def test_classes_and_sites_are_those_of_planning_and_scanning(unit, within):
     label, site = np.where(UNEQUAL.targets > 0.5, "high", "low"), GROUP % 9
     table = replace_arrays(UNEQUAL, label=label, site=site)
     options = {} if within is None else {within: "label"}
     asked = {"alpha": 0.3, "max_width": 0.25, "unit": unit, **options}
-    folds = []
-
-    def watching(original):
-        def watch(scans, splitting, *rest):
-            folds.extend(splitting.case_folds(np.arange(splitting.trials)) == 1)
-            return original(scans, splitting, *rest)
-
-        return watch
-
-    for name in ("simulate_splits", "simulate_each_split"):
-        monkeypatch.setattr(simulation, name, watching(getattr(simulation, name)))
-    (found,) = simulate(table, ["adaptive:lwr"], splits=3, **asked)
+    (found,) = simulate(table, ["adaptive:lwr"], splits=3, seed=3, **asked)
+    by_site = replace_arrays(table, group=site) if unit == "site" else table
     weight = {"case": np.ones(len(GROUP)), "group": 1 / np.bincount(GROUP)[GROUP],
               "site": 1 / nested_denominators(nested_ids(site, GROUP))}[unit]  # fmt: skip
     rows = []
-    for test in folds:
+    for test in folds_of(by_site, unit, 3, 3):
         policy = tq.plan(table.select(cases=~test), policy="adaptive", score="lwr", **asked)
         for case in np.flatnonzero(test):
             own = policy.for_stratum(label[case]) if policy.strata else policy

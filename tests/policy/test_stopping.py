@@ -13,22 +13,16 @@ from hypothesis import strategies as st
 import taskuq as tq
 from raising import refused
 from taskuq.conformal._guarantee import Guarantee
-from taskuq.conformal._splits import Splits
 from taskuq.conformal._units import (
     CaseUnit,
     RandomCaseUnit,
-    choose_units,
-    table_contents,
-    unit_index,
 )
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
 from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.policy import _stopping as stopping
-from taskuq.policy._fixed_width import _spread_score
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._kinds import PolicySpec, _spread_score
 from taskuq.policy._learned import evaluate_rules, evaluate_tuning_cases
-from taskuq.policy._plan import SetCalibrator, policy_unit
 from taskuq.policy._rules import (
     IntervalRule,
     StoppingStatistics,
@@ -36,8 +30,8 @@ from taskuq.policy._rules import (
     joint_report,
     stopping_statistics,
 )
-from taskuq.policy._simulate import _SplitCalibrator
 from taskuq.policy._stopping import (
+    Calibrator,
     _certified_acceleration,
     _early_stops,
     _group_losses,
@@ -279,7 +273,7 @@ def failure(n, delta, *, slack=1.0, units=tuple((k,) for k in range(5))):
 
     def cost(drawn, t):
         cases = [k for unit in drawn for k in units[unit]]
-        return mean_cost(np.full((2, len(cases)), -inf), KINDS[:, cases], RATES, t)
+        return mean_cost(KINDS[:, cases] > t, RATES)
 
     total, thresholds, is_group = 0.0, np.unique(KINDS), len(units[0]) > 1
     truth = {t: 1 / cost(range(len(units)), t) for t in thresholds}
@@ -370,7 +364,7 @@ def unlucky(law, units, alpha, delta, found=last_certified):
     every = combinations_with_replacement if by_count else lambda t, r: product(t, repeat=r)
     for drawn in every(range(law.types), units):
         seen, index = law.seen(list(drawn))
-        (threshold,) = found(seen, [SetCalibrator(guarantee, law.unit, index)], RUNGS)
+        (threshold,) = found(seen, [Calibrator(guarantee, law.unit, index)], RUNGS)
         if law.is_broken(threshold, alpha):
             counts = [drawn.count(t) for t in range(law.types)]
             orders = math.factorial(units) // math.prod(map(math.factorial, counts))
@@ -460,33 +454,8 @@ def test_threshold_grid_does_not_use_calibration_units():
     for table in (TABLE, replace_arrays(TABLE, targets=shuffled)):
         rules, seen = evaluate_rules(spec, table, aside, ~aside)
         guarantee = Guarantee(0.1, "case", seen.cases, delta=0.1, given="early")
-        calibrator = SetCalibrator(guarantee, unit, np.arange(seen.cases))
+        calibrator = Calibrator(guarantee, unit, np.arange(seen.cases))
         tuning = evaluate_tuning_cases(rules, table, aside, np.arange(table.cases))
         rungs.append(threshold_grid(tuning, calibrator))
     np.testing.assert_array_equal(*rungs)
     assert (np.diff(rungs[0]) < 0).all()
-
-
-@pytest.mark.parametrize("unit", ["case", "group"])
-def test_fold_is_calibrated_as_a_set_of_its_own(unit):
-    spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
-    whom = policy_unit(TABLE, unit, "random")
-    index = whom.index(TABLE.cases, TABLE.group)
-    aside = choose_units(index, 6, None, table_contents(TABLE))
-    rules, seen = evaluate_rules(spec, TABLE, aside, ~aside)
-    guarantee = Guarantee(0.1, whom.counted, seen.cases, delta=0.1, given="early")
-    kept = unit_index(seen.cases, index[~aside])
-    units = int(kept.max()) + 1
-    of_case = kept if whom.is_group else np.empty(0, np.int64)
-    splitting = Splits(units, 3, 6, 5, of_case)
-    rungs = threshold_grid(
-        evaluate_tuning_cases(rules, TABLE, aside, index), SetCalibrator(guarantee, whom, kept)
-    )
-    (found,) = last_certified(seen, [_SplitCalibrator(guarantee, whom, kept, splitting)], rungs)
-    for t, fold in enumerate(splitting.folds(np.arange(6))):
-        inside = fold[kept] == 0
-        part = StoppingStatistics(
-            *(a[:, inside] for a in (seen.lowest, seen.largest, seen.score)), ()
-        )
-        alone = SetCalibrator(guarantee, whom, unit_index(part.cases, kept[inside]))
-        assert last_certified(part, [alone], rungs) == found[t] < np.inf

@@ -8,9 +8,8 @@ import taskuq as tq
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._learned import LearnedScore
-from taskuq.policy._fixed_width import window_distribution
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._kinds import PolicySpec, window_distribution
 from taskuq.policy._plan import SetCalibrator
 from taskuq.policy._rules import IntervalRule, WindowRule, stopping_statistics
 from taskuq.report._explorer import FEWEST_FOR_LEARNED, RULES, _learning_cases, _tuned_scores

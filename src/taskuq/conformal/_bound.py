@@ -325,16 +325,6 @@ class Bound(BaseBound):
     def _parts(self) -> tuple[tuple[Score, float], ...]:
         return ((self.score, self.quantile),)
 
-    def __call__(
-        self,
-        outputs: ArrayLike,
-        *,
-        strata: ArrayLike | None = None,
-        weights: ArrayLike | None = None,
-    ) -> Interval:
-        """Return the interval of each new case, as :meth:`predict` does."""
-        return self.predict(outputs, strata=strata, weights=weights)
-
     def predict(
         self,
         outputs: ArrayLike,
@@ -376,6 +366,8 @@ class Bound(BaseBound):
         lower, upper = clipped(family.interval(quantile), self.task_range)
         interval = Interval(lower, upper, case=None if single else names)
         return interval[0] if single else interval
+
+    __call__ = predict
 
     def coverage_law(self, n_test: int) -> CoverageLaw:
         """Return the exact law of the coverage of ``n_test`` new cases, for scores without ties."""
@@ -446,7 +438,7 @@ class Bound(BaseBound):
             rounds=int(record["rounds"]),
             task_range=as_task_range(record["task_range"]),
             acceleration=None if record["acceleration"] is None else float(record["acceleration"]),
-            provenance=record["provenance"],
+            provenance=dict(record["provenance"]),
         )
 
 

@@ -37,7 +37,6 @@ from taskuq.conformal._splits import (
     TABLE_NUMBERS,
     EvaluationInputs,
     Pool,
-    SplitResults,
     Splits,
     center_distance,
     check_cases,
@@ -92,7 +91,7 @@ def _count_strata(
 ) -> StratumCounts:
     """Return number, weight and covered weight of test cases by class, site and width range."""
     checked, edges = options.checked, options.size_bins
-    known = [part for part in checked.parts if part[2][pool.index].any()]
+    known = checked.parts
     if not known and not edges:
         return {}
 
@@ -175,7 +174,6 @@ def evaluate(
     delta: float | None = None,
     side: BoundSide = "two",
     task_range: TaskRange = None,
-    calibration_fraction: float = 0.7,
     size_bins: Sequence[float] | None = None,
     tuning_repeats: int = 10,
     acceleration: float | str | None = None,
@@ -208,7 +206,6 @@ def evaluate(
         delta: Failure probability over calibration sets, as in :func:`taskuq.calibrate`.
         side: 'two', 'upper', 'lower' or 'each'.
         task_range: Range to which intervals are clipped.
-        calibration_fraction: Fraction of units used for calibration.
         size_bins: Edges of the width ranges for size-stratified coverage.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
         acceleration: Round of a table, by acceleration or name.
@@ -232,17 +229,16 @@ def evaluate(
         arrays.outputs, arrays.targets, group=arrays.group, unit=unit, cases=cases,
         label=arrays.label if label is None else label,
         site=arrays.site if site is None else site, task_range=arrays.task_range,
-        calibration_fraction=calibration_fraction,
     )  # fmt: skip
-    (result,) = _evaluate_scores(
-        checked, [score], alpha=alpha, splits=splits, seed=seed, delta=delta, side=side,
+    result = _evaluate_score(
+        checked, score, alpha=alpha, splits=splits, seed=seed, delta=delta, side=side,
         size_bins=size_bins, tuning_repeats=tuning_repeats,
     )  # fmt: skip
     return replace(result, **arrays.labels)
 
 
 class _Options(NamedTuple):
-    """Options shared by all scores of one evaluation."""
+    """Options of one evaluation."""
 
     checked: EvaluationInputs
     guarantee: Guarantee
@@ -250,9 +246,9 @@ class _Options(NamedTuple):
     is_compiled: bool
 
 
-def _evaluate_scores(
+def _evaluate_score(
     checked: EvaluationInputs,
-    scores: Sequence[str | Score],
+    score: str | Score,
     *,
     alpha: float,
     splits: int,
@@ -261,8 +257,8 @@ def _evaluate_scores(
     side: BoundSide = "two",
     size_bins: Sequence[float] | None = None,
     tuning_repeats: int = 10,
-) -> list[Evaluation]:
-    """Evaluate several scores on the same splits; see :func:`evaluate`."""
+) -> Evaluation:
+    """Evaluate a score on validated inputs; see :func:`evaluate`."""
     if not isinstance(splits, int | np.integer) or splits < 1 or tuning_repeats < 1:
         counts = f"{splits} and {tuning_repeats}"
         message = f"splits and tuning_repeats must be at least 1, got {counts}"
@@ -275,36 +271,25 @@ def _evaluate_scores(
         n_cases=len(checked.targets),
         quantiles_per_interval=ends,
     )
-    is_compiled = use_numba(splits * len(checked.targets) * len(scores))
+    is_compiled = use_numba(splits * len(checked.targets))
     options = _Options(checked, guarantee, _as_size_bins(size_bins), is_compiled)
-    rng = as_generator(seed)
-    split_seed = int(rng.integers(2**63))
-    chosen = [resolve_score(score, alpha, score_side) for score in scores]
-    parts: list[list[_PoolResults]] = [[] for _ in chosen]
-    whole: dict[int, Pool] = {}
-    draws = min(tuning_repeats, splits)
-    trials = [splits] * len(chosen)
-    for k, one in enumerate(chosen):
-        if is_self_tuned(one, delta) and checked.units <= FEW_UNITS:
-            trials[k] = min(splits, REFITS)
-            parts[k].append(_refitted(options, one, side, trials[k], split_seed))
-            continue
-        for draw, pool in enumerate(make_pools(checked, one, alpha, draws, rng, ends)):
-            if len(pool.index) == len(checked.targets):
-                whole[k] = pool
-            else:
+    rng, chosen = as_generator(seed), resolve_score(score, alpha, score_side)
+    split_seed, draws = int(rng.integers(2**63)), min(tuning_repeats, splits)
+    parts: list[_PoolResults] = []
+    if is_self_tuned(chosen, delta) and checked.units <= FEW_UNITS:
+        splits = min(splits, REFITS)
+        parts = [_refitted(options, chosen, side, splits, split_seed)]
+    else:
+        for draw, pool in enumerate(make_pools(checked, chosen, alpha, draws, rng, ends)):
+            # Scores that need no cases of their own all see the same splits.
+            count, pool_seed = splits, split_seed
+            if len(pool.index) < len(checked.targets):
                 count = splits // draws + (draw < splits % draws)
-                parts[k] += _run(options, [pool], count, splitmix64(split_seed + draw + 1))
-    # Scores that need no cases of their own all see the same splits.
-    together = _run(options, list(whole.values()), splits, split_seed) if whole else []
-    for k, part in zip(whole, together, strict=True):
-        parts[k].append(part)
-    results = []
-    for one, of_pools, of_score in zip(chosen, parts, trials, strict=True):
-        result = _summarise(options, score_name(one), of_pools, of_score)
-        left_out = tuple(_left_out(checked, one, guarantee, side))
-        results.append(replace(result, site_left_out=left_out))
-    return results
+                pool_seed = splitmix64(split_seed + draw + 1)
+            parts.append(_run(options, pool, count, pool_seed))
+    left_out = tuple(_left_out(checked, chosen, guarantee, side))
+    result = _summarise(options, score_name(chosen), parts, splits)
+    return replace(result, site_left_out=left_out)
 
 
 def _bound(
@@ -401,69 +386,48 @@ class _PoolResults:
     pmf: FloatArray | None
 
 
-def _run(options: _Options, pools_: list[Pool], trials: int, seed: int) -> list[_PoolResults]:
-    checked, guarantee = options.checked, options.guarantee
-    index, ends = pools_[0].index, guarantee.quantiles_per_interval
+def _run(options: _Options, pool: Pool, trials: int, seed: int) -> _PoolResults:
+    checked, guarantee, unit = options.checked, options.guarantee, options.checked.unit
+    index, ends, m = pool.index, guarantee.quantiles_per_interval, checked.n_test
     unit_of_case = np.unique(checked.unit_of_case[index], return_inverse=True)[1].astype(np.int64)
-    of_case = unit_of_case if checked.unit.is_group else np.empty(0, np.int64)
+    of_case = unit_of_case if unit.is_group else np.empty(0, np.int64)
     units = int(unit_of_case.max()) + 1
-    splitting = Splits(units, checked.n_test, trials, seed, of_case, options.is_compiled)
-    weight = checked.unit.weights(unit_of_case)
-    allowed = guarantee.allowed(pools_[0].n_calibration)
-    rankings = []
-    for pool in pools_:
-        rest = guarantee, allowed, unit_of_case, pool.covered_from if ends == 1 else None
-        rankings += [rank_for_guarantee(s, *rest) for s in np.atleast_2d(pool.scores)]
-    linear = [pool.linear_width for pool in pools_]
+    splitting = Splits(units, m, trials, seed, of_case, options.is_compiled)
+    weight = unit.weights(unit_of_case)
+    allowed = guarantee.allowed(pool.n_calibration)
+    rest = guarantee, allowed, unit_of_case, pool.covered_from if ends == 1 else None
+    rankings = [rank_for_guarantee(s, *rest) for s in np.atleast_2d(pool.scores)]
     features = np.zeros((len(rankings), 3, len(index)))
-    for k, (pool, widths) in enumerate(zip(pools_, linear, strict=True)):
-        if widths is not None:
-            features[k, :2] = widths
-            features[k, 2] = np.abs(pool.targets - pool.family.interval(0.0).center)
+    linear, is_linear = pool.linear_width if ends == 1 else None, False
+    if linear is not None:
+        features[0, :2] = linear
+        features[0, 2] = np.abs(pool.targets - pool.family.interval(0.0).center)
     outcomes = run_splits(splitting, rankings, features * weight)
     found = [r.quantiles(at) for r, at in zip(rankings, outcomes.position, strict=True)]
-    results = []
-    for k, pool in enumerate(pools_):
-        quantile = found[k] if ends == 1 else np.stack(found[2 * k : 2 * k + 2], axis=1)
-        one = outcomes.of(k) if ends == 1 else None
-        results.append(_of_pool(options, pool, splitting, quantile, one, weight))
-    return results
-
-
-def _of_pool(
-    options: _Options,
-    pool: Pool,
-    splitting: Splits,
-    quantile: FloatArray,
-    outcomes: SplitResults | None,
-    weight: FloatArray,
-) -> _PoolResults:
-    """Summarise a pool at the quantile (trial,), or at the quantiles of both ends (trial, end)."""
-    unit, m = options.checked.unit, splitting.n_test
-    linear = None if outcomes is None else pool.linear_width
-    is_linear = False
+    # One quantile for each trial, or one for each end of its intervals, (trial, end).
+    quantile = found[0] if ends == 1 else np.stack(found, axis=1)
     if linear is not None and np.isfinite(least := quantile.min()):
         # Sums of widths are linear only if no interval is empty, at the smallest quantile either.
         is_linear = not (linear[0] + linear[1] * float(least)).min() < 0
     # The quantiles of a trial are finite, infinite below, above, or both.
     infinite = np.isposinf(quantile)
-    kind = infinite.astype(int) if outcomes is not None else infinite @ [1, 2]
+    kind = infinite.astype(int) if ends == 1 else infinite @ [1, 2]
     if not is_linear or unit.fraction is not None:
         case_coverage, width, center_error = _means(pool, splitting, quantile, weight)
     if not is_linear:
         kinds: list[ArrayLike] = [0.0, math.inf]
-        if outcomes is None:
+        if ends > 1:
             kinds = [(0.0, 0.0), (math.inf, 0.0), (0.0, math.inf), (math.inf, math.inf)]
         open_width, open_error = np.array([_is_open(pool, q) for q in kinds]).T
         width = np.where(open_width[kind], np.inf, width)
         center_error = np.where(open_error[kind], np.inf, center_error)
-    elif outcomes is not None:
-        base, slope, center = outcomes.sums
+    else:
+        base, slope, center = outcomes.sums[0]
         finite = np.where(infinite, 0.0, quantile)
         width = np.where(infinite, np.inf, (base + slope * finite) / m)
         center_error = np.where(infinite, np.inf, center / m)
-    if outcomes is not None:
-        coverage: FloatArray = 1 - outcomes.test_above / m
+    if ends == 1:
+        coverage: FloatArray = 1 - outcomes.test_above[0] / m
         case_coverage = coverage if is_linear and unit.fraction is None else case_coverage
     else:
         share = unit.fraction
@@ -483,7 +447,7 @@ def _of_pool(
         strata=_count_strata(options, pool, splitting, quantile),
         by_case=by_case,
         whole_groups=whole,
-        pmf=None if outcomes is None else _law(options, pool),
+        pmf=_law(options, pool) if ends == 1 else None,
     )
 
 
@@ -641,11 +605,10 @@ def _round(
         if splits is None:
             return evaluate_exact_score(checked, score, alpha=comparison.alpha, side=side)
         # The same splits at every acceleration, so that differences are not those of the splits.
-        (found,) = _evaluate_scores(
-            checked, [score], alpha=comparison.alpha, splits=splits, seed=comparison.seed,
+        return _evaluate_score(
+            checked, score, alpha=comparison.alpha, splits=splits, seed=comparison.seed,
             delta=comparison.delta, side=side, size_bins=size_bins,
         )  # fmt: skip
-        return found
 
     results = []
     for score in comparison.scores:

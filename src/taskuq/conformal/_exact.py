@@ -491,7 +491,6 @@ def evaluate_exact(
     score: str | Score = "mlwr",
     side: BoundSide = "two",
     task_range: TaskRange = None,
-    calibration_fraction: float = 0.7,
     tuning_repeats: int = 10,
     seed: int | np.random.Generator | None = None,
     acceleration: float | str | None = None,
@@ -511,7 +510,6 @@ def evaluate_exact(
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
         task_range: Range to which intervals are clipped.
-        calibration_fraction: Fraction of cases used for calibration.
         tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
         seed: Integer or Generator for the random choice of tuning sets.
         acceleration: Round of a table, by acceleration or name.
@@ -531,7 +529,7 @@ def evaluate_exact(
     arrays = as_round(outputs, targets, acceleration, task, None, task_range)
     checked = check_cases(
         arrays.outputs, arrays.targets, label=arrays.label, site=arrays.site,
-        task_range=arrays.task_range, calibration_fraction=calibration_fraction,
+        task_range=arrays.task_range,
     )  # fmt: skip
     result = evaluate_exact_score(
         checked, score, alpha=alpha, side=side, tuning_repeats=tuning_repeats, seed=seed

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from taskuq.conformal._quantiles import TAIL
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
-from taskuq.protocols import IntervalFamily, MultiRoundScore, NestedScore, Score
+from taskuq.protocols import IntervalFamily, NestedScore, Score
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def rounds_for_score(score: Score, outputs: FloatArray) -> FloatArray:
 
 def uses_earlier_rounds(score: Score) -> bool:
     """Return True if a score takes outputs (round, case, sample)."""
-    return isinstance(score, MultiRoundScore) and score.uses_earlier_rounds
+    return bool(getattr(score, "uses_earlier_rounds", False))
 
 
 # Below this many numbers NumPy is quicker than loading the compiled loops.
@@ -319,36 +319,16 @@ def _moments(x: FloatArray, degrees: int) -> tuple[FloatArray, FloatArray]:
 def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[FloatArray, ...]:
     r"""Return empirical quantiles :math:`\hat z(\omega)`, one array (case,) per level."""
     cases, p = outputs.shape
-    positions = [level * (p - 1) for level in levels]
-    from_below = [math.floor(position) + 2 for position in positions]
-    from_above = [p - math.floor(position) for position in positions]
-    low = max((b for b, a in zip(from_below, from_above, strict=True) if b <= a), default=0)
-    high = max((a for b, a in zip(from_below, from_above, strict=True) if b > a), default=0)
-    # Keeping the few smallest and largest in order beats sorting only while they are few.
-    is_compiled = p > 2 and max(low, high) <= 16 and use_numba(outputs.size)
-    low, high = min(low, p), min(high, p)
     results = tuple(np.empty(cases) for _ in levels)
     for start in range(0, cases, BLOCK):
         block = slice(start, start + BLOCK)
-        some = outputs[block]
         # Sorting whole rows is vectorised in NumPy and beats its own quantile function.
-        ordered = _extremes(some, low, high) if is_compiled else np.sort(some, axis=1).astype(float)
-        for result, position in zip(results, positions, strict=True):
+        ordered = np.sort(outputs[block], axis=1).astype(float)
+        for result, level in zip(results, levels, strict=True):
+            position = level * (p - 1)
             index = math.floor(position)
-            # Counted from the end, unless among the smallest: the middle may be left out.
-            at = index if index + 2 <= low else index - p
-            below, above = ordered[:, at], ordered[:, min(at + 1, -1) if at < 0 else at + 1]
+            below, above = ordered[:, index], ordered[:, min(index + 1, p - 1)]
             step, share = above - below, position - index
             # NumPy's own two formulas, so that both agree to the last bit.
             result[block] = below + step * share if share < 0.5 else above - step * (1 - share)
     return results
-
-
-def _extremes(outputs: FloatArray, low: int, high: int) -> FloatArray:
-    """Return the smallest and the largest samples of each case in ascending order."""
-    from taskuq.conformal import _kernels as kernels
-
-    smallest, largest = np.empty((len(outputs), low)), np.empty((len(outputs), high))
-    keep = kernels.two_extremes if low == high == 2 else kernels.extremes
-    keep(outputs, smallest, largest)
-    return np.concatenate([smallest, largest[:, ::-1]], axis=1)

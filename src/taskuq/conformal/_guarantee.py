@@ -329,7 +329,7 @@ class Stratum:
             return f"at least {needed} calibration {self.guarantee.unit}s"
         if delta is None:
             return f"cases worth at least {float(1 / alpha - 1):.4g} groups"
-        return f"cases worth more of the {len(self.sizes)} groups"
+        return "cases worth more groups"
 
     @property
     def count(self) -> str:

@@ -162,9 +162,7 @@ class JointBound(BaseBound):
         lower, upper = stack_intervals(each, axis=1)
         return Interval(lower, upper, case=names, task_names=self.task_names)
 
-    def __call__(self, outputs: ArrayLike) -> Interval:
-        """Return the intervals of new cases, as :meth:`predict` does."""
-        return self.predict(outputs)
+    __call__ = predict
 
     def _summary(self) -> Summary:
         rates = self.miss_rates or (math.nan,) * len(self.scores)
@@ -212,7 +210,7 @@ class JointBound(BaseBound):
             method=record["method"],
             samples=int(record["samples"]),
             task_ranges=ranges_from_json(record, names),
-            provenance=record["provenance"],
+            provenance=dict(record["provenance"]),
             task_names=tuple(names),
             acceleration=None if record["acceleration"] is None else float(record["acceleration"]),
             miss_rates=tuple(map(float, record["miss_rates"])),
@@ -383,7 +381,9 @@ def _scaled_quantiles(
 
 def _times(factor: float, scale: float) -> float:
     """Return a task's quantile: the factor times its scale, if the scale is positive."""
-    if factor == 1 or scale == math.inf or (scale <= 0 and factor < math.inf):
+    if factor == math.inf:
+        return math.inf
+    if factor == 1 or scale == math.inf or scale <= 0:
         return scale
     # The score that set the factor was divided by another scale.
     return factor * scale * (1 + 8 * float(np.finfo(float).eps))

@@ -1,4 +1,4 @@
-"""Numba loops over samples, splits and stopped scans."""
+"""Numba loops over samples and splits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 from numba import njit
 
 from taskuq.conformal import _splits as splits
-from taskuq.conformal._quantiles import TAIL
 
 # Sums may be reordered so that they run in vector registers; NaN and infinity never get here.
 REORDER = {"reassoc", "contract", "nsz"}
@@ -28,45 +27,6 @@ def mean_and_deviation(outputs, ddof, mean, deviation):  # type: ignore[no-untyp
             squares += distance * distance
         mean[i] = first + center
         deviation[i] = np.sqrt(squares / max(p - ddof, 1))
-
-
-@njit(cache=True, nogil=True)
-def extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in the smallest values of each row, ascending, and the largest, descending."""
-    cases, p = outputs.shape
-    low_count, high_count = smallest.shape[1], largest.shape[1]
-    for i in range(cases):
-        smallest[i, :] = np.inf
-        largest[i, :] = -np.inf
-        for j in range(p):
-            # Each value sinks through the slots by minimum and maximum, without a branch.
-            value = np.float64(outputs[i, j])
-            for slot in range(low_count):
-                kept = min(smallest[i, slot], value)
-                value = max(smallest[i, slot], value)
-                smallest[i, slot] = kept
-            value = np.float64(outputs[i, j])
-            for slot in range(high_count):
-                kept = max(largest[i, slot], value)
-                value = min(largest[i, slot], value)
-                largest[i, slot] = kept
-
-
-@njit(cache=True, nogil=True)
-def two_extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in the two smallest and largest values, as needed by 95 % intervals from 32 outputs."""
-    cases, p = outputs.shape
-    for i in range(cases):
-        low, next_low = np.inf, np.inf
-        high, next_high = -np.inf, -np.inf
-        for j in range(p):
-            value = np.float64(outputs[i, j])
-            next_low = min(next_low, max(low, value))
-            low = min(low, value)
-            next_high = max(next_high, min(high, value))
-            high = max(high, value)
-        smallest[i, 0], smallest[i, 1] = low, next_low
-        largest[i, 0], largest[i, 1] = high, next_high
 
 
 GOLDEN = np.uint64(splits.GOLDEN)
@@ -173,16 +133,6 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
 
 
 @njit(cache=True, nogil=True)
-def count_tests(seed, sizes, rows, counts):  # type: ignore[no-untyped-def]  # compiled
-    """Count how often each unit is tested in the trials of each row."""
-    units, n_test, threshold = sizes
-    words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
-    for t in range(rows.size):
-        fill_test_fold(seed, t, units, n_test, threshold, words, fold)
-        counts[rows[t]] += fold
-
-
-@njit(cache=True, nogil=True)
 def sum_table_rows(seed, trial_numbers, sizes, rows, tables, sums):  # type: ignore[no-untyped-def]  # compiled
     """Sum, over the test units of each trial, the row of each table selected by the trial."""
     units, n_test, threshold = sizes
@@ -193,213 +143,3 @@ def sum_table_rows(seed, trial_numbers, sizes, rows, tables, sums):  # type: ign
         chosen[:] = fold
         for k in range(tables.shape[0]):
             sums[k, t] = _masked_sum(chosen, tables[k, rows[t]])
-
-
-EDGE = float(np.log((1 - TAIL) / TAIL))
-
-
-@njit(inline="always")
-def _inverse(w, is_logit, low, high):  # type: ignore[no-untyped-def]  # compiled
-    if not is_logit:
-        return w
-    inner = min(max(w, -EDGE), EDGE)
-    t = 1 / (1 + np.exp(-inner)) + (w - inner) * (TAIL * (1 - TAIL))
-    return low + (high - low) * t
-
-
-@njit(cache=True, nogil=True)
-def _report(  # type: ignore[no-untyped-def]  # compiled
-    k, i, q, targets, low, high, scale, floor, ceiling, window_from, is_logit, link_low, link_high,
-):  # fmt: skip
-    """Return the width and the target's distance from the centre, each the largest over tasks."""
-    width = 0.0
-    error = 0.0
-    for task in range(low.shape[1]):
-        bottom = floor[k, task, i]
-        top = ceiling[k, task, i]
-        if q < window_from[k, task]:
-            a = low[k, task, i] - q * scale[k, task, i]
-            b = high[k, task, i] + q * scale[k, task, i]
-            logit = is_logit[k, task]
-            lower = _inverse(a, logit, link_low[k, task], link_high[k, task])
-            upper = _inverse(b, logit, link_low[k, task], link_high[k, task])
-            # Beyond the window the report is its nearest end.
-            bottom, top = min(max(bottom, lower), top), max(min(top, upper), bottom)
-        width = max(width, top - bottom)
-        if np.isinf(bottom):
-            off = abs(targets[k, task, i] - top)
-        elif np.isinf(top):
-            off = abs(targets[k, task, i] - bottom)
-        else:
-            off = abs(targets[k, task, i] - (bottom + top) / 2)
-        error = max(error, off)
-    return width, error
-
-
-@njit(cache=True, nogil=True)
-def replay(  # type: ignore[no-untyped-def]  # compiled
-    seed, trial_numbers, units, n_test, byte_threshold, unit_of_case, group_of_case, groups, weight,
-    thresholds, lowest, largest, covered_from, targets, low, high, scale, floor, ceiling,
-    window_from, is_logit, link_low, link_high, allowance, cost, enough, sums,
-    by_case,
-):  # fmt: skip
-    """Apply policies in every split; Numba version of ``simulate_splits``."""
-    rounds, _, cases = low.shape
-    words = np.empty(-(-units // 8), np.uint64)
-    fold = np.empty(units, np.uint8)
-    worst = np.empty(groups)
-    covered = np.empty(units)
-    by_unit = unit_of_case.size > 0
-    whole_group = allowance.size > 0
-    for t in range(trial_numbers.size):
-        fill_test_fold(seed, trial_numbers[t], units, n_test, byte_threshold, words, fold)
-        worst[:] = -1.0
-        covered[:] = 0.0
-        for i in range(cases):
-            unit = unit_of_case[i] if by_unit else i
-            if not fold[unit]:
-                continue
-            w = weight[i]
-            stopped = rounds
-            for k in range(rounds):
-                q = thresholds[k, t]
-                if whole_group:
-                    if q < allowance[k, unit]:
-                        stopped = k
-                        break
-                elif lowest[k, i] <= q and q < largest[k, i]:
-                    stopped = k
-                    break
-            hit = 1.0
-            if stopped < rounds:
-                k = stopped
-                q = thresholds[k, t]
-                hit = 1.0 if covered_from[k, i] <= q else 0.0
-                width, error = _report(
-                    k, i, q, targets, low, high, scale, floor, ceiling, window_from, is_logit,
-                    link_low, link_high,
-                )  # fmt: skip
-                sums[2, t] += w
-                sums[3, t] += w * hit
-                sums[4, t] += w * width
-                sums[5, t] += w * error
-                sums[11 + k, t] += w
-                sums[11 + rounds + k, t] += w * hit
-                by_case[3, i] += 1.0
-                by_case[4, i] += width
-                worst[group_of_case[i]] = max(worst[group_of_case[i]], error)
-            sums[0, t] += w * cost[stopped]
-            sums[1, t] += w * hit
-            sums[9, t] += cost[stopped]
-            sums[10, t] += 1.0
-            by_case[0, i] += 1.0
-            by_case[1, i] += hit
-            by_case[2, i] += cost[stopped]
-            covered[unit] += hit
-        for g in range(groups):
-            if worst[g] >= 0:
-                sums[6, t] += worst[g]
-                sums[7, t] += 1.0
-        if enough.size == 0:
-            sums[8, t] = sums[1, t]
-        for unit in range(enough.size):
-            if fold[unit] and covered[unit] >= enough[unit]:
-                sums[8, t] += 1.0
-
-
-@njit(cache=True, nogil=True)
-def _sort_nearly_sorted(values, order):  # type: ignore[no-untyped-def]  # compiled
-    """Sort a nearly sorted order of values by insertion, or by merging if it is far from sorted."""
-    moves = 0
-    for i in range(1, order.size):
-        one, j = order[i], i
-        value = values[one]
-        while j > 0 and values[order[j - 1]] > value:
-            order[j] = order[j - 1]
-            j -= 1
-        order[j] = one
-        moves += i - j
-        if moves > 100 * order.size:
-            order[:] = np.argsort(values, kind="mergesort")
-            return
-
-
-@njit(cache=True, nogil=True)
-def unit_quantile(values, order, unit, share, level, slack, low, high):  # type: ignore[no-untyped-def]  # compiled
-    """Return a quantile over units; fill in its range without each unit in turn, (unit,)."""
-    units = low.size
-    own, middle = np.zeros(units), np.inf
-    at = level * units
-    # Counts of cases are exact; sums of shares are not, so that the wider range is taken.
-    first, last = at - 1 - slack, at - slack if units == unit.size else at + slack
-    total, found = 0.0, False
-    low[:] = np.inf
-    high[:] = np.inf
-    for i in order:
-        j = unit[i]
-        own[j] += share[i]
-        total += share[i]
-        if not found and total >= at - slack:
-            middle, found = values[i], True
-        if total < first:
-            continue
-        for j in range(units):
-            others = total - own[j]
-            if low[j] == np.inf and others >= first:
-                low[j] = values[i]
-            if high[j] == np.inf and others >= last:
-                high[j] = values[i]
-        if total >= last + 1 + slack:
-            break
-    return middle
-
-
-@njit(cache=True, nogil=True)
-def fit_shrunken(  # type: ignore[no-untyped-def]  # compiled
-    learned, orders, ratio_order, trend, own, residuals, factor, floor, place, unit, units, tail,
-    slack,
-):  # fmt: skip
-    """Fit MLWR's two spreads and its shift to units; return the fit and its ranges."""
-    share = 1 / np.bincount(unit)[unit]
-    n = share.size
-    cases = np.empty(n, np.int64)
-    for i in range(place.size):
-        if place[i] >= 0:
-            cases[place[i]] = i
-    fitted, low, high = np.empty(3), np.empty((3, units)), np.empty((3, units))
-    order, values = np.empty(n, np.int64), np.empty(n)
-    for s in range(2):
-        k = 0
-        for i in orders[s]:
-            if place[i] >= 0:
-                order[k] = place[i]
-                k += 1
-        values[:] = learned[s][cases]
-        fitted[s] = unit_quantile(values, order, unit, share, 0.5, slack, low[s], high[s])
-    k = 0
-    for i in ratio_order:
-        if place[i] >= 0:
-            order[k] = place[i]
-            k += 1
-    ends = np.empty((4, units))
-    least, most = np.full((2, units), np.inf), np.full((2, units), -np.inf)
-    for prior in range(3):
-        level, typical = fitted[0], fitted[1]
-        if prior == 1:
-            level, typical = low[0].min(), low[1].min()
-        elif prior == 2:
-            level, typical = high[0].max(), high[1].max()
-        for i in range(n):
-            c = cases[i]
-            scale = np.hypot(factor * (level * trend[c]), own[c]) + floor * typical
-            values[i] = residuals[c] / scale
-        _sort_nearly_sorted(values, order)
-        a = unit_quantile(values, order, unit, share, tail, slack, ends[0], ends[1])
-        b = unit_quantile(values, order, unit, share, 1 - tail, slack, ends[2], ends[3])
-        if prior == 0:
-            fitted[2] = a / 2 + b / 2
-        else:
-            # Each quantile has its extremes at the ends of the prior, their middle need not.
-            least, most = np.minimum(least, ends[::2]), np.maximum(most, ends[1::2])
-    low[2], high[2] = least[0] / 2 + least[1] / 2, most[0] / 2 + most[1] / 2
-    return fitted, low, high

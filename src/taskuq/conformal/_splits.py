@@ -26,12 +26,12 @@ MIX_2 = 0x94D049BB133111EB
 FULL = 0xFFFFFFFFFFFFFFFF
 
 
-def fold_sizes(units: int, calibration_fraction: float = 0.7) -> tuple[int, int]:
+def fold_sizes(units: int) -> tuple[int, int]:
     r"""Return the sizes of the calibration set (:math:`\lfloor 0.7 n \rfloor`) and test set."""
-    calibration = int(exact_alpha(calibration_fraction, "calibration_fraction") * units)
+    calibration = 7 * units // 10
     if not 1 <= calibration < units:
-        message = f"{units} units cannot be split at a fraction {calibration_fraction:g}"
-        raise InputError(f"{message}; collect more", code="units.few")
+        message = f"{units} units are too few to split; collect more"
+        raise InputError(message, code="units.few")
     return calibration, units - calibration
 
 
@@ -215,7 +215,6 @@ def check_cases(
     unit: str | None = None,
     cases: float | str = "random",
     task_range: Any = None,
-    calibration_fraction: float = 0.7,
 ) -> EvaluationInputs:
     """Validate the inputs of an evaluation."""
     range_ = as_task_range(task_range)
@@ -224,7 +223,7 @@ def check_cases(
     groups = None if group is None else as_ids(group, "group", n)
     chosen = as_unit(unit, cases, has_groups=groups is not None)
     unit_of_case = chosen.index(n, groups)
-    sizes = fold_sizes(int(unit_of_case.max()) + 1 if n else 0, calibration_fraction)
+    sizes = fold_sizes(int(unit_of_case.max()) + 1 if n else 0)
     labels = None if label is None else as_ids(label, "label", n)
     sites = None if site is None else as_ids(site, "site", n)
     return EvaluationInputs(x, z, chosen, unit_of_case, *sizes, range_, groups, labels, sites)
@@ -330,13 +329,8 @@ class Splits:
     def count_tests(self, row: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
         """Count how often each unit is tested in the trials of each row, (row, unit)."""
         counts = np.zeros((rows, self.units), np.int64)
-        if self.is_compiled:
-            from taskuq.conformal import _kernels as kernels
-
-            kernels.count_tests(np.uint64(self.seed), self.kernel_sizes, row, counts)
-        else:
-            for t, k in enumerate(row):
-                counts[k] += self.fold(t)
+        for t, k in enumerate(row):
+            counts[k] += self.fold(t)
         return counts
 
     def of_cases(self, folds: NDArray[Any]) -> NDArray[Any]:
@@ -410,9 +404,6 @@ class SplitResults:
     test_above: FloatArray
     sums: FloatArray
 
-    def of(self, ranking: int) -> SplitResults:
-        return SplitResults(self.position[ranking], self.test_above[ranking], self.sums[ranking])
-
 
 def run_splits(
     splitting: Splits, rankings: list[RankedScores], features: FloatArray
@@ -421,11 +412,8 @@ def run_splits(
     R, T = len(rankings), splitting.trials
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
-    # Scores share features, and many are constant: each distinct one is added up once.
-    rows, seen = features.reshape(-1, splitting.n_cases), dict[bytes, int]()
-    which = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
-    distinct = np.ascontiguousarray(rows[[which.index(k) for k in range(len(seen))]])
-    added = np.empty((len(distinct), T))
+    rows = np.ascontiguousarray(features.reshape(-1, splitting.n_cases))
+    added = np.empty((len(rows), T))
 
     def of_all(name: str) -> np.ndarray:
         return np.stack([getattr(ranking, name) for ranking in rankings])
@@ -439,7 +427,7 @@ def run_splits(
 
         kernels.run_trials(
             np.uint64(splitting.seed), np.arange(T), splitting.kernel_sizes, splitting.unit_of_case,
-            entries, allowed, tested, distinct, (position, test_above, added),
+            entries, allowed, tested, rows, (position, test_above, added),
         )  # fmt: skip
     else:
         for block in _trial_blocks(splitting):
@@ -450,11 +438,11 @@ def run_splits(
                 unit, weight, covered = (part[s] for part in tested)
                 position[s, block] = found
                 test_above[s, block] = _not_covered(folds, found, unit, weight, covered)
-            added[:, block] = distinct @ splitting.of_cases(folds).astype(float).T
+            added[:, block] = rows @ splitting.of_cases(folds).astype(float).T
     for s, ranking in enumerate(rankings):
         if ranking.bets is not None:
             position[s], test_above[s] = _certified(splitting, ranking, ranking.bets)
-    return SplitResults(position, test_above, added[which].reshape(*features.shape[:2], T))
+    return SplitResults(position, test_above, added.reshape(*features.shape[:2], T))
 
 
 def sums_at_quantiles(

@@ -143,7 +143,7 @@ class Unit(ABC):
     def index(self, cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
         return unit_index(cases, self.groups(group))
 
-    def weights(self, index: NDArray[np.int64]) -> FloatArray:
+    def weights(self, index: np.ndarray) -> FloatArray:
         """Return the weight of each case in a mean over units; all groups have equal weight."""
         return 1 / np.bincount(index)[index] if self.is_group else np.ones(len(index))
 
@@ -258,6 +258,10 @@ class SiteUnit(RandomCaseUnit):
     def index(self, cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
         assert group is not None
         return unit_index(cases, group["site"])
+
+    def weights(self, index: np.ndarray) -> FloatArray:
+        """Return the weight of each case, given its ids; all sites have equal weight."""
+        return np.asarray(1 / nested_denominators(index))
 
     def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
         assert group is not None

@@ -39,7 +39,7 @@ class Goal:
     def __post_init__(self) -> None:
         if self.side not in SIDES:
             raise InputError(
-                f"side is two, upper or lower, got {self.side!r}", code="choice.unknown"
+                f"side must be 'two', 'upper' or 'lower', got {self.side!r}", code="choice.unknown"
             )
         if self.max_width is None and self.level is None:
             raise InputError(

@@ -34,7 +34,7 @@ class _FittedRules:
     held_out: BoolArray
     # Calibrates the thresholds; allows for all that a unit's own absence could change.
     statistics: StoppingStatistics
-    # By the rules as they are.
+    # Under the fitted rules.
     final: StoppingStatistics
     with_margin: Callable[[float], StoppingStatistics] | None = None
     tuning: TuningCases | None = None
@@ -49,7 +49,7 @@ def fit_rules(
     rng: np.random.Generator | None,
     classes: np.ndarray | None = None,
 ) -> _FittedRules:
-    fit = self_tuned_rules(spec, table, delta, classes=classes)
+    fit = self_tuned_rules(spec, table, delta, classes)
     if fit is not None:
         everyone = np.ones(table.cases, dtype=bool)
         rules, statistics = fit.learn(everyone, index)
@@ -182,7 +182,6 @@ def self_tuned_rules(
     spec: PolicySpec,
     table: TaskOutputs,
     delta: float | None,
-    fits: int = 1,
     classes: np.ndarray | None = None,
 ) -> SelfTunedRules | None:
     """Return rules fitted to the calibration units themselves, if the policy supports this."""
@@ -200,7 +199,7 @@ def self_tuned_rules(
         score, targets = policy.make_score(spec.for_task(task)), z[k, :, task]
         assert is_self_tuned(score, delta), "as the score of the first task is"
         summary = score.summarise(x[k, ..., task])
-        fit = score.leave_one_out(summary, targets, table.task_ranges[task], fits)
+        fit = score.leave_one_out(summary, targets, table.task_ranges[task])
         return _SelfTunedCell(
             fit if classes is None else fit.for_classes(classes), summary, targets
         )

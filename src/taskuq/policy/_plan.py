@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any, Unpack, final
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,9 +27,7 @@ from taskuq.conformal._units import (
     as_generator,
     as_unit,
     choose_units,
-    nested_denominators,
     nested_ids,
-    quantile_of_mean_loss,
     table_contents,
     unit_index,
 )
@@ -50,13 +47,9 @@ from taskuq.policy._policy import Policy, monitor_statistics
 from taskuq.policy._rules import LEAST, StoppingStatistics, joint_report, stopping_statistics
 from taskuq.policy._stopping import (
     Calibrator,
-    Losses,
-    by_group,
     costs,
     make_certificate,
     mean_cost,
-    search_threshold,
-    smallest_certified,
 )
 from taskuq.protocols import Score
 from taskuq.table._table import PerTask, TableFields, TableLike, TaskOutputs, as_table
@@ -89,7 +82,6 @@ def plan(
     delta_scope: DeltaScope | None = None,
     side: SidePerTask = None,
     choose: Sequence[PolicyName] | None = None,
-    certificate_alpha: float = 0.1,
     task: str | Sequence[str] | None = None,
     seed: int | np.random.Generator | None = None,
     **table_kwargs: Unpack[TableFields],
@@ -142,7 +134,6 @@ def plan(
         choose: Candidate policies such as 'fixed-width:learned' or 'adaptive:mlwr'. They are
             compared on three tenths of the units; the one with the largest mean acceleration is
             calibrated on the other units, so its guarantee holds.
-        certificate_alpha: Error rate of the certificate for the mean acceleration.
         task: Tasks whose goals must be reached; all by default.
         seed: Integer or Generator for the random choice of units to hold out, if any.
         table_kwargs: With arrays: ``accelerations`` and other fields of a table.
@@ -172,15 +163,15 @@ def plan(
     setup = setup.read_as(condition_on, delta_scope)
     rng = None if seed is None else as_generator(seed)
     if choose is None:
-        return _calibrate_policy(spec, setup, certificate_alpha, rng)
+        return _calibrate_policy(spec, setup, rng)
 
     def make(one: PolicySpec, part: Setup) -> Policy:
         # A comparison needs no guarantee: few units have none given the calibration set.
         part = replace(part, delta=None, delta_scope=None)
-        return _calibrate_policy(replace(one, given=None), part, certificate_alpha, rng)
+        return _calibrate_policy(replace(one, given=None), part, rng)
 
     best, held_out, record = _choose_policy(choose, spec, setup, make, rng)
-    made = _calibrate_policy(best, setup.select(~held_out), certificate_alpha, rng)
+    made = _calibrate_policy(best, setup.select(~held_out), rng)
     return replace(made, provenance={**made.provenance, "chosen": record})
 
 
@@ -198,24 +189,27 @@ class Setup:
 
     @property
     def index(self) -> NDArray[np.int64]:
-        return self.unit.index(self.table.cases, self._ids)
+        ids = self.table.group if self.sites is None else self.sites
+        return self.unit.index(self.table.cases, ids)
 
     @property
-    def _ids(self) -> np.ndarray | None:
-        site = self.table.site if isinstance(self.unit, SiteUnit) else None
-        return self.table.group if site is None else nested_ids(site, self.table.group)
-
-    @property
-    def denominator(self) -> NDArray[np.int64] | None:
-        """Inverse weight of each case in its site."""
-        is_site, ids = isinstance(self.unit, SiteUnit), self._ids
-        return nested_denominators(ids) if is_site and ids is not None else None
+    def sites(self) -> np.ndarray | None:
+        """Site and group of each case, if sites are the unit."""
+        if not isinstance(self.unit, SiteUnit) or self.table.site is None:
+            return None
+        return nested_ids(self.table.site, self.table.group)
 
     @property
     def weights(self) -> FloatArray:
         """Weight of each case in a mean over units."""
-        denominator = self.denominator
-        return self.unit.weights(self.index) if denominator is None else 1 / denominator
+        return self.unit.weights(self.index if self.sites is None else self.sites)
+
+    def calibrator(
+        self, guarantee: Guarantee, index: NDArray[np.int64], cases: np.ndarray
+    ) -> Calibrator:
+        """Return the calibrator for some cases."""
+        sites = None if self.sites is None else self.sites[cases]
+        return Calibrator(guarantee, self.unit, index, sites=sites)
 
     @property
     def within(self) -> np.ndarray | None:
@@ -285,34 +279,27 @@ def policy_condition(
     return KINDS[name], values
 
 
-def _calibrate_policy(
-    spec: PolicySpec, setup: Setup, certificate_alpha: float, rng: np.random.Generator | None
-) -> Policy:
+def _calibrate_policy(spec: PolicySpec, setup: Setup, rng: np.random.Generator | None) -> Policy:
     table, unit, index = setup.table, setup.unit, setup.index
     x, z = round_arrays(table)
     fit = fit_rules(spec, table, unit, index, setup.delta, rng, setup.classes)
     kept, cases = unit_index(fit.statistics.cases, index[~fit.held_out]), ~fit.held_out
     guarantee = setup.guarantee(spec, kept, cases)
-    accelerations, denominator = table.accelerations, setup.denominator
-    denominator = None if denominator is None else denominator[cases]
-    calibrator = SetCalibrator(guarantee, unit, kept, denominator=denominator)
-    within = setup.within
+    calibrator, within = setup.calibrator(guarantee, kept, cases), setup.within
+    accelerations = table.accelerations
     of_kept = None if within is None else within[cases]
     of_all = None if within is None else np.append(within[cases], within[fit.held_out])
     thresholds = spec.thresholds(fit.statistics, calibrator, fit.tuning, of_all)
     by_case = case_thresholds(thresholds, of_kept)
     part = table.select(cases=cases)
-    certificate = make_certificate(
-        fit.final, by_case, calibrator, accelerations, certificate_alpha, fit.with_margin
-    )
+    certificate = make_certificate(fit.final, by_case, calibrator, accelerations, fit.with_margin)
     if certificate:
         certificate |= _by_class_and_site(fit.final, by_case, calibrator, part)
     if spec.given and certificate:
         plain = replace(spec, given=None).thresholds(fit.statistics, calibrator, within=of_kept)
         price = make_certificate(
-            fit.statistics, case_thresholds(plain, of_kept), calibrator, accelerations,
-            certificate_alpha,
-        )  # fmt: skip
+            fit.statistics, case_thresholds(plain, of_kept), calibrator, accelerations
+        )
         certificate["mean_acceleration_without_given"] = price["mean_acceleration"]
     by_stratum = {}
     if thresholds.ndim > 1:
@@ -363,14 +350,8 @@ def _by_class_and_site(
     names = [("class", table.label), ("site", table.site)]
     if all(values is None for _, values in names):
         return {}
-    index, unit, q = calibrator.index, calibrator.unit, np.atleast_2d(thresholds.T).T
-    if unit.stops_together:
-        stops = q < statistics.allowance(index)[:, index]
-    else:
-        stops = (statistics.lowest <= q) & (q < statistics.largest)
-    n = statistics.cases
-    stopped = np.vstack([stops, np.ones((1, n), bool)]).argmax(axis=0)
-    hit = np.vstack([statistics.score <= q, np.ones((1, n), bool)])[stopped, np.arange(n)]
+    n, q = statistics.cases, np.atleast_2d(thresholds.T).T
+    stopped, hit = statistics.outcomes(q, calibrator.together)
     cost, weight, found = costs(table.accelerations)[stopped], calibrator.weights, {}
     # A full scan has no width; of several tasks, the widest.
     width = np.zeros(n)
@@ -487,20 +468,16 @@ def _cost(spec: PolicySpec, setup: Setup, make: Callable[[PolicySpec, Setup], Po
         held = index % folds == fold
         policy = make(spec, setup.select(~held))
         statistics = stopping_statistics(policy._rules, x[:, held], z[:, held])
-        number = unit_index(0, index[held])
-        lowest, largest = statistics.lowest, statistics.largest
-        weight = setup.weights[held]
+        number, weight = unit_index(0, index[held]), setup.weights[held]
+        together = number if unit.stops_together else None
         thresholds = np.array(policy.thresholds)
         if policy.strata and setup.within is not None:
             # No scan of a stratum that the other folds lack stops.
             never = (np.inf,) * len(thresholds)
             of_case = [policy.strata.get(s, never) for s in setup.within[held].tolist()]
             thresholds = np.array(of_case).T
-        if unit.stops_together:
-            largest = statistics.allowance(number)
-            lowest, weight = np.full(largest.shape, -np.inf), np.ones(largest.shape[1])
-            thresholds = by_group(thresholds, number)
-        cost = mean_cost(lowest, largest, table.accelerations, thresholds, weight)
+        stops = statistics.stops(thresholds, together)
+        cost = mean_cost(stops, table.accelerations, weight if together is None else None)
         total += cost * (number.max() + 1)
     return float(total / units)
 
@@ -536,61 +513,14 @@ def _explain_no_stop(
 def _degenerate_warning(
     statistics: StoppingStatistics, calibrator: Calibrator, thresholds: FloatArray, allowed: str
 ) -> str | None:
-    lowest, largest = statistics.lowest, statistics.largest
-    if calibrator.unit.stops_together:
-        largest = statistics.allowance(calibrator.index)
-        lowest = np.full(largest.shape, -np.inf)
-        thresholds = by_group(thresholds, calibrator.index)
-    level = np.atleast_2d(thresholds.T).T
-    stops = (lowest <= level) & (level < largest)
+    stops = statistics.stops(thresholds, calibrator.together)
     if not stops.any():
         many = f"{stops.shape[1]} calibration {calibrator.unit.counted}s"
         return None if np.isposinf(thresholds).all() else f"No scan of the {many} stops early."
-    if level[0].max() > LEAST:
+    if np.max(thresholds[0]) > LEAST:
         return None
     return (
-        f"The threshold is minus infinity: no more is missed without one than {allowed} allows, so "
+        f"The threshold is minus infinity: even so, no more is missed than {allowed} allows, and "
         "every scan stops in the first round whose report can reach the goal "
         f"({stops[0].mean():.0%} of the calibration scans in round 0)."
     )
-
-
-@final
-class SetCalibrator(Calibrator):
-    @property
-    def units(self) -> int:
-        return int(self.index.max()) + 1
-
-    def quantiles(self, scores: FloatArray) -> FloatArray:
-        if self.denominator is not None:
-            allowed = Fraction(self.guarantee.levels[0]) * (self.units + 1) - 1
-            if allowed < 0:
-                return np.full(len(scores), np.inf)
-            of_site = self.denominator
-            return np.array([quantile_of_mean_loss(row, of_site, allowed) for row in scores])
-        if self.inside is None:
-            return np.array([self.guarantee.quantile(row, self.index) for row in scores])
-        group = self.index if self.unit.is_group else None
-        parts = [self.guarantee.stratum(row, group, self.inside) for row in scores]
-        return np.array([part.quantile() for part in parts])
-
-    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
-        return np.asarray(function(np.ones(self.units, dtype=bool)))
-
-    def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        levels, share = self.guarantee.levels, np.ones(self.units)
-        units = float(self.units)
-        if self.inside is not None:
-            levels = self.guarantee.stratum_levels
-            counts = np.bincount(self.index, weights=self.inside)
-            share, units = counts / np.bincount(self.index), float((counts > 0).sum())
-        by_case = self.guarantee.condition_on == "case"
-        bets = self.unit.bets(*levels)
-        if bets is not None:
-            # Cases of other classes count as lost at the rate that is allowed.
-            outside = float(bets.alpha) * (1 - share)[:, None] if by_case else 0.0
-            return np.asarray(smallest_certified(thresholds, losses(thresholds) + outside, bets))
-        allowed = self.unit.allowed(int(units), *levels)
-        if by_case:
-            allowed = float(levels[0]) * (float(share.sum()) + 1) - 1
-        return search_threshold(thresholds, losses, allowed)

@@ -276,7 +276,9 @@ class Policy(Displayed):
         rounds = len(x) if round is None else round + 1
         if len(x) != rounds or x.shape[2:] != (self.samples, tasks):
             needed = f"{rounds} rounds (all so far), {self.samples} samples and {tasks} tasks"
-            raise InputError(f"needed {needed}, got {np.shape(outputs)}", code="samples.mismatch")
+            raise InputError(
+                f"outputs need {needed}, got {np.shape(outputs)}", code="samples.mismatch"
+            )
         if x.shape[1] == 0:
             raise InputError("outputs have no case; pass at least one", code="table.incomplete")
         if any(self.task_ranges):
@@ -288,7 +290,7 @@ class Policy(Displayed):
     ) -> str:
         at = self._labels[round]
         if agreeing.any() and (len(stops) == 1 or self.whole_group):
-            return f"continue {at}: all samples of a round are identical, as in no calibration case"
+            return f"continue {at}: the samples of a round all agree, as in no calibration case"
         if is_part:
             return f"continue {at}: no calibration group had one case; pass all cases of the group"
         if self.whole_group:
@@ -424,8 +426,8 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             task_ranges=ranges,
             task_names=task_names,
             round_names=None if round_names is None else tuple(round_names),
-            certificate=record["certificate"],
-            provenance=record["provenance"],
+            certificate=dict(record["certificate"]),
+            provenance=dict(record["provenance"]),
             warning=warning,
             monitor_reference={
                 str(name): tuple(map(number_from_json, values))

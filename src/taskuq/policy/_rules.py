@@ -325,6 +325,37 @@ class StoppingStatistics:
         lowest, largest, score = (a[:, cases] for a in (self.lowest, self.largest, self.score))
         return StoppingStatistics(lowest, largest, score, self.rounds, surely)
 
+    def stops(
+        self,
+        thresholds: FloatArray,
+        together: NDArray[np.int64] | None = None,
+        largest: FloatArray | None = None,
+    ) -> BoolArray:
+        """Return True where a case, or a whole group that stops together, may stop.
+
+        ``thresholds`` are (round,) or (round, case).
+        """
+        q = thresholds.reshape(len(thresholds), -1)
+        largest = self.largest if largest is None else largest
+        if together is None:
+            return np.asarray((self.lowest <= q) & (q < largest))
+        if q.shape[1] > 1:
+            q = q[:, np.unique(together, return_index=True)[1]]
+        return np.asarray(q < self.group_thresholds(largest, together))
+
+    def outcomes(
+        self,
+        thresholds: FloatArray,
+        together: NDArray[np.int64] | None = None,
+        covered_from: FloatArray | None = None,
+    ) -> tuple[NDArray[np.int64], BoolArray]:
+        """Return the round in which each case stops, and True if its report covers the target."""
+        q, everyone = thresholds.reshape(len(thresholds), -1), np.ones((1, self.cases), bool)
+        stops = self.stops(q, together)
+        stopped = first_stop(stops if together is None else stops[:, together])
+        hits = (self.score if covered_from is None else covered_from) <= q
+        return stopped, np.vstack([hits, everyone])[stopped, np.arange(self.cases)]
+
     def allowance(self, index: NDArray[np.int64]) -> FloatArray:
         """Return the threshold below which each whole group stops in each round, (round, group)."""
         return self.group_thresholds(self.largest, index)
@@ -333,6 +364,11 @@ class StoppingStatistics:
         """Combine thresholds of cases (round, case) into those of groups (round, group)."""
         is_risk = self.rounds[0][0].is_risk
         return np.stack([group_allowance(a, index, is_risk) for a in largest])
+
+
+def first_stop(stops: BoolArray) -> NDArray[np.int64]:
+    """Return the first round that stops; the number of rounds if none does."""
+    return np.asarray(np.vstack([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0))
 
 
 def stopping_statistics(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,16 +15,9 @@ from taskuq._arrays import ranges_to_json
 from taskuq._display import Displayed, Summary, svg
 from taskuq._io import to_json_value
 from taskuq.conformal._calibrate import tuning_fraction, tuning_units
-from taskuq.conformal._family import SidePerTask, use_numba
+from taskuq.conformal._family import SidePerTask
 from taskuq.conformal._guarantee import ConditionOn, DeltaScope, Guarantee
-from taskuq.conformal._splits import (
-    Splits,
-    fold_sizes,
-    rank_for_guarantee,
-    run_splits,
-    splitmix64,
-    test_sets,
-)
+from taskuq.conformal._splits import Splits, fold_sizes, splitmix64
 from taskuq.conformal._units import (
     PolicyUnitName,
     Unit,
@@ -45,26 +39,13 @@ from taskuq.policy._learned import (
     self_tuned_rules,
 )
 from taskuq.policy._plan import (
-    SetCalibrator,
     Setup,
     policy_condition,
     policy_unit,
     require_targets,
 )
-from taskuq.policy._rules import StoppingStatistics
-from taskuq.policy._stopping import (
-    Calibrator,
-    Losses,
-    TuningCases,
-    smallest_certified,
-    smallest_threshold,
-)
-from taskuq.policy._stored_scans import (
-    SimulatedStops,
-    StoredScans,
-    simulate_each_split,
-    simulate_splits,
-)
+from taskuq.policy._rules import StoppingStatistics, joint_report
+from taskuq.policy._stopping import Calibrator, TuningCases, costs
 from taskuq.table._table import (
     PerTask,
     TableFields,
@@ -82,6 +63,127 @@ if TYPE_CHECKING:
 REPLICATES, CLEAR = 300, 0.25
 
 
+@dataclass(frozen=True)
+class SimulatedStops:
+    weight: float
+    cost: FloatArray
+    covered: FloatArray
+    early: FloatArray
+    early_covered: FloatArray
+    width: FloatArray
+    center_error: FloatArray
+    worst_error: FloatArray
+    worst_groups: FloatArray
+    kept: FloatArray
+    plain_cost: FloatArray
+    cases: FloatArray
+    stopped: FloatArray
+    stopped_covered: FloatArray
+    # Splits in which each case is tested, covered, its cost, early stops and their width.
+    by_case: FloatArray
+
+
+@dataclass(frozen=True)
+class StoredScans:
+    statistics: StoppingStatistics
+    targets: FloatArray
+    accelerations: FloatArray
+    weight: FloatArray
+    group_of_case: NDArray[np.int64]
+    unit_of_case: NDArray[np.int64]
+    enough: NDArray[np.int64]
+    # Group of each case, if all cases of a group stop together.
+    together: NDArray[np.int64] | None
+
+    @property
+    def cost(self) -> FloatArray:
+        return costs(self.accelerations)
+
+    def covered_at(self, thresholds: FloatArray) -> FloatArray:
+        """Return the scores of cases, or the given thresholds where their reports cover already."""
+        found = self.statistics.score.copy()
+        for k, row in enumerate(thresholds):
+            q = np.broadcast_to(row, found[k].shape)
+            cases = np.flatnonzero((found[k] > q) & (q < self.statistics.largest[k]))
+            # A window is the same at any threshold, so it has no ties.
+            if cases.size and not self.statistics.rounds[k][0].is_risk:
+                inside = cases[self._contains(k, cases, q[cases])]
+                found[k, inside] = q[inside]
+        return found
+
+    def _contains(self, k: int, cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
+        inside = [
+            e.select(cases).report(at).contains(self.targets[k, cases, t])
+            for t, e in enumerate(self.statistics.rounds[k])
+        ]
+        return np.asarray(np.all(inside, axis=0))
+
+    def covered_weight(self, hit: BoolArray, chosen: BoolArray) -> float:
+        """Return the weight of the chosen units for which the guarantee holds."""
+        if not self.enough.size:
+            return float((self.weight * hit)[chosen].sum())
+        units = np.unique(self.unit_of_case[chosen])
+        return float((np.bincount(self.unit_of_case, weights=hit) >= self.enough)[units].sum())
+
+
+def simulate_each_split(
+    calibrate: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
+) -> SimulatedStops:
+    """Apply rules and thresholds, (round,) or (round, case), of each split to its test cases."""
+    sums, by_case = np.zeros((11 + 2 * rounds, splitting.trials)), np.zeros((5, splitting.n_cases))
+    for t in range(splitting.trials):
+        scans, thresholds = calibrate(t)
+        starts = scans.covered_at(thresholds)
+        _simulate_split(scans, splitting, thresholds, starts, t, sums, by_case)
+    by_round = sums[11 : 11 + rounds], sums[11 + rounds :]
+    return SimulatedStops(float(splitting.n_test), *sums[:11], *by_round, by_case)  # type: ignore[call-arg]  # eleven rows
+
+
+def _simulate_split(
+    scans: StoredScans,
+    splitting: Splits,
+    thresholds: FloatArray,
+    covered_from: FloatArray,
+    t: int,
+    sums: Any,
+    by_case: FloatArray,
+) -> None:
+    chosen = splitting.case_folds(np.array([t]))[0].astype(bool)
+    stopped, hit = scans.statistics.outcomes(thresholds, scans.together, covered_from)
+    rounds, w = len(thresholds), scans.weight
+    worst = np.full(int(scans.group_of_case.max()) + 1, -1.0)
+    for k in range(rounds):
+        here = np.flatnonzero(chosen & (stopped == k))
+        if not here.size:
+            continue
+        report, z = joint_report(scans.statistics.rounds[k], thresholds[k])[here], scans.targets[k]
+        lower, upper = (end.reshape(len(here), -1) for end in (report.lower, report.upper))
+        with np.errstate(invalid="ignore"):
+            middle = np.where(np.isinf(upper), lower, (lower + upper) / 2)
+        center = np.where(np.isinf(lower), upper, middle)
+        # Of several tasks, the largest.
+        width, error = (upper - lower).max(axis=1), np.abs(z[here] - center).max(axis=1)
+        wk, covered = w[here], (w * hit)[here].sum()
+        sums[2, t] += wk.sum()
+        sums[3, t] += covered
+        sums[4, t] += (wk * width).sum()
+        sums[5, t] += (wk * error).sum()
+        sums[11 + k, t] += wk.sum()
+        sums[11 + rounds + k, t] += covered
+        by_case[3, here] += 1
+        by_case[4, here] += width
+        np.maximum.at(worst, scans.group_of_case[here], error)
+    cost = scans.cost[stopped]
+    by_case[:3] += [chosen, chosen & hit, chosen * cost]
+    sums[0, t] = (w * cost)[chosen].sum()
+    sums[1, t] = (w * hit)[chosen].sum()
+    sums[6, t] = worst[worst >= 0].sum()
+    sums[7, t] = (worst >= 0).sum()
+    sums[8, t] = scans.covered_weight(hit, chosen)
+    sums[9, t] = cost[chosen].sum()
+    sums[10, t] = chosen.sum()
+
+
 # Cost and coverage with parts of the table left out, and the groups that were kept.
 _Replicates: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 
@@ -96,7 +198,7 @@ def _replicate(
     for b, fold in enumerate(folds):
         scans, thresholds = calibrate(b)
         rest = fold[scans.group_of_case] == 0
-        stopped, hit = scans.outcomes(thresholds, scans.statistics.score)
+        stopped, hit = scans.statistics.outcomes(thresholds, scans.together)
         total = scans.weight[rest].sum()
         results[0, b] = (scans.weight * scans.cost[stopped])[rest].sum() / total
         results[1, b] = scans.covered_weight(hit, rest) / total
@@ -137,56 +239,6 @@ def _jackknife_variance(
         explained = float(np.square(c).sum()) / (fraction * (1 - fraction))
         L = min(max((n - 1) / n * (explained - (n - 1) * V / B), 0.0), V)
     return fraction / (1 - fraction) * L + fraction**order / (1 - fraction**order) * (V - L)
-
-
-@final
-@dataclass(frozen=True)
-class _SplitCalibrator(Calibrator):
-    splitting: Splits
-
-    @property
-    def units(self) -> int:
-        # Roughly, where groups of cases are split.
-        left = self.splitting.units - self.splitting.n_test
-        return left if self._by_unit else len(self.index) * left // self.splitting.units
-
-    @property
-    def _by_unit(self) -> bool:
-        return self.unit.is_group or not len(self.splitting.unit_of_case)
-
-    def quantiles(self, scores: FloatArray) -> FloatArray:
-        """Return the quantile of each row of scores in every split, (row, split)."""
-        splits = self.splitting
-        allowed: float | FloatArray = self.guarantee.allowed(self.units)
-        if not self._by_unit:
-            # Groups are split, but cases are the unit: their number differs between splits.
-            tested = splits.case_folds(np.arange(splits.trials)).sum(axis=1, dtype=np.int64)
-            counts, which = np.unique(len(self.index) - tested, return_inverse=True)
-            allowed = np.array([self.guarantee.allowed(int(n)) for n in counts])[which]
-        index = splits.unit_of_case if len(splits.unit_of_case) else self.index
-        rankings = [rank_for_guarantee(row, self.guarantee, allowed, index) for row in scores]
-        found = run_splits(splits, rankings, np.zeros((len(scores), 0, len(self.index))))
-        return np.stack([r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)])
-
-    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
-        splits = self.splitting
-        fold = splits.folds if self._by_unit else splits.case_folds
-        return np.array([function(fold(np.array([t]))[0] == 0) for t in range(splits.trials)])
-
-    def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        splits, allowed = self.splitting, self.guarantee.allowed(self.units)
-        bets, each_loss = self.guarantee.bets, losses(thresholds)
-        step = max(1, 20_000_000 // len(thresholds))
-        blocks: list[FloatArray] = []
-        for start in range(0, splits.trials, step):
-            count = min(step, splits.trials - start)
-            folds = test_sets(splits.seed, start, count, splits.units, splits.n_test)
-            if bets is None:
-                blocks.append(smallest_threshold(thresholds, (1.0 - folds) @ each_loss, allowed))
-                continue
-            each = [smallest_certified(thresholds, each_loss[f == 0], bets) for f in folds]
-            blocks.append(np.array(each))
-        return np.concatenate(blocks)
 
 
 @dataclass(frozen=True)
@@ -467,9 +519,7 @@ class _SimulationJob:
         return self.setup.unit
 
     def run(self, tuning_repeats: int, rng: np.random.Generator) -> Simulation:
-        rules = self_tuned_rules(
-            self.spec, self.table, self.guarantee.delta, self.splits, self.setup.classes
-        )
+        rules = self_tuned_rules(self.spec, self.table, self.guarantee.delta, self.setup.classes)
         if rules is not None:
             return self._summarise([self._self_tuned(rules)], 0)
         spec, n, parts = self.spec, self.n_calibration, []
@@ -492,36 +542,56 @@ class _SimulationJob:
             parts.append(self._tuned(held_out, count, seed))
         return self._summarise(parts, len(np.unique(self.index[tuning_sets[0]])))
 
-    @property
-    def _is_compiled(self) -> bool:
-        # Some ten numbers of each split, case and round.
-        return use_numba(10 * self.splits * self.table.cases * self.table.rounds)
-
     def _self_tuned(self, rules: SelfTunedRules) -> _Part:
         """Simulate a policy that is fitted to its calibration set in each split."""
-        of_case = self.index if self.unit.is_group else np.empty(0, np.int64)
-        n, everyone = self.n_calibration + self.n_test, np.arange(self.table.cases)
-        splitting = Splits(n, self.n_test, self.splits, self.seed, of_case, self._is_compiled)
-        scans = self._scans(rules.learn_outside(np.zeros(n, np.uint8), self.index)[2], everyone)
+        units, everyone = self.n_calibration + self.n_test, np.arange(self.table.cases)
+        scans = self._scans(rules.learn_outside(np.zeros(units, np.uint8), self.index)[2], everyone)
 
-        def calibrate(on: Splits) -> Callable[[int], tuple[StoredScans, FloatArray]]:
-            def one_split(t: int) -> tuple[StoredScans, FloatArray]:
-                test = on.fold(t)
-                test = test if self.unit.is_group else on.of_cases(test[None])[0]
-                units, bracketed, final = rules.learn_outside(test, self.index)
-                calibrator = self._calibrator(units, np.flatnonzero(test[self.index] == 0))
-                allowance = self._allowance(final, scans.unit_of_case)
-                learned = replace(scans, statistics=final, allowance=allowance)
-                return learned, self._thresholds(bracketed, calibrator, test[self.index] == 0)
+        def calibrate(on: Splits, t: int) -> tuple[StoredScans, FloatArray]:
+            test = on.fold(t)
+            test = test if self.unit.is_group else on.of_cases(test[None])[0]
+            units, bracketed, final = rules.learn_outside(test, self.index)
+            kept = test[self.index] == 0
+            calibrator = self.setup.calibrator(self.guarantee, units, kept)
+            return replace(scans, statistics=final), self._thresholds(bracketed, calibrator, kept)
 
-            return one_split
+        return self._each_split(calibrate, scans, everyone, self.splits, self.seed)
 
-        sums = simulate_each_split(calibrate(splitting), splitting, self.table.rounds)
-        group = scans.group_of_case
-        leaving = self._jackknife_folds(splitting, group)
+    def _tuned(self, held_out: BoolArray, splits: int, seed: int) -> _Part:
+        """Simulate a policy with one tuning set."""
+        pool, tuning = np.flatnonzero(~held_out), None
+        rules, statistics = evaluate_rules(self.spec, self.table, held_out, pool)
+        scans = self._scans(statistics, pool)
+        if self.spec.given:
+            tuning = evaluate_tuning_cases(rules, self.table, held_out, self.index), held_out
+
+        def calibrate(on: Splits, t: int) -> tuple[StoredScans, FloatArray]:
+            kept = on.case_folds(np.array([t]))[0] == 0
+            units = unit_index(int(kept.sum()), scans.unit_of_case[kept])
+            calibrator = self.setup.calibrator(self.guarantee, units, pool[kept])
+            some = statistics.select(kept)
+            return scans, self._thresholds(some, calibrator, kept, pool, tuning)
+
+        return self._each_split(calibrate, scans, pool, splits, seed)
+
+    def _each_split(
+        self,
+        calibrate: Callable[[Splits, int], tuple[StoredScans, FloatArray]],
+        scans: StoredScans,
+        pool: NDArray[np.int64],
+        splits: int,
+        seed: int,
+    ) -> _Part:
+        """Simulate a policy that is calibrated anew in each split, and its jackknife replicates."""
+        index = scans.unit_of_case
+        of_case = index if self.unit.is_group else np.empty(0, np.int64)
+        splitting = Splits(int(index.max()) + 1, self.n_test, splits, seed, of_case)
+        sums = simulate_each_split(partial(calibrate, splitting), splitting, self.table.rounds)
+        leaving = self._jackknife_folds(splitting, scans.group_of_case)
         if leaving is None:
-            return sums, None, everyone
-        return sums, _replicate(calibrate(leaving), leaving, group, everyone), everyone
+            return sums, None, pool
+        group = unit_index(self.table.cases, self._clusters)
+        return sums, _replicate(partial(calibrate, leaving), leaving, group, pool), pool
 
     def _jackknife_folds(self, splitting: Splits, group: NDArray[np.int64]) -> Splits | None:
         groups = int(group.max()) + 1
@@ -530,17 +600,12 @@ class _SimulationJob:
         by_unit = self.unit.is_group or groups == len(group)
         n_test = splitting.n_test if by_unit else fold_sizes(groups)[1]
         seed, trials = splitmix64(splitting.seed + 1), min(splitting.trials, REPLICATES)
-        return Splits(groups, n_test, trials, seed, group, splitting.is_compiled)
-
-    def _calibrator(self, units: NDArray[np.int64], cases: NDArray[np.int64]) -> SetCalibrator:
-        denominator = self.setup.denominator
-        denominator = None if denominator is None else denominator[cases]
-        return SetCalibrator(self.guarantee, self.unit, units, denominator=denominator)
+        return Splits(groups, n_test, trials, seed, group)
 
     @property
     def _clusters(self) -> np.ndarray | None:
         """Independent clusters of cases: the groups, or the sites if these are the unit."""
-        return self.index if self.setup.denominator is not None else self.table.group
+        return self.table.group if self.setup.sites is None else self.index
 
     def _thresholds(
         self,
@@ -577,53 +642,8 @@ class _SimulationJob:
             group_of_case=unit_index(len(pool), None if group is None else group[pool]),
             unit_of_case=index,
             enough=self.unit.enough(np.bincount(index)),
-            allowance=self._allowance(statistics, index),
+            together=index if self.unit.stops_together else None,
         )
-
-    def _allowance(self, statistics: StoppingStatistics, index: NDArray[np.int64]) -> FloatArray:
-        return statistics.allowance(index) if self.unit.stops_together else np.empty((0, 0))
-
-    def _tuned(self, held_out: BoolArray, splits: int, seed: int) -> _Part:
-        """Simulate a policy with one tuning set."""
-        pool = np.flatnonzero(~held_out)
-        rules, statistics = evaluate_rules(self.spec, self.table, held_out, pool)
-        scans = self._scans(statistics, pool)
-        index, tuning = scans.unit_of_case, None
-        of_case = index if self.unit.is_group else np.empty(0, np.int64)
-        units = int(index.max()) + 1
-        splitting = Splits(units, self.n_test, splits, seed, of_case, self._is_compiled)
-        if self.spec.given:
-            tuning = evaluate_tuning_cases(rules, self.table, held_out, self.index)
-        group = unit_index(self.table.cases, self._clusters)
-        leaving = self._jackknife_folds(splitting, scans.group_of_case)
-        if self.setup.condition is not None or self.setup.denominator is not None:
-            of_tuning = None if tuning is None else (tuning, held_out)
-
-            def calibrate(on: Splits) -> Callable[[int], tuple[StoredScans, FloatArray]]:
-                def one_split(t: int) -> tuple[StoredScans, FloatArray]:
-                    kept = on.case_folds(np.array([t]))[0] == 0
-                    units = unit_index(int(kept.sum()), index[kept])
-                    calibrator = self._calibrator(units, pool[kept])
-                    some = statistics.select(kept)
-                    return scans, self._thresholds(some, calibrator, kept, pool, of_tuning)
-
-                return one_split
-
-            sums = simulate_each_split(calibrate(splitting), splitting, self.table.rounds)
-            again = (
-                None if leaving is None else _replicate(calibrate(leaving), leaving, group, pool)
-            )
-            return sums, again, pool
-
-        def thresholds(on: Splits) -> FloatArray:
-            calibrator = _SplitCalibrator(self.guarantee, self.unit, index, on)
-            return self.spec.thresholds(statistics, calibrator, tuning)
-
-        sums = simulate_splits(scans, splitting, thresholds(splitting))
-        if leaving is None:
-            return sums, None, pool
-        left = thresholds(leaving)
-        return sums, _replicate(lambda b: (scans, left[:, b]), leaving, group, pool), pool
 
     def _summarise(self, parts: list[_Part], n_tuning: int) -> Simulation:
         def joined(name: str) -> FloatArray:

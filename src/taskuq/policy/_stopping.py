@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,52 +15,77 @@ from taskuq.conformal._quantiles import BettingEProcess, exact_alpha
 from taskuq.conformal._units import Unit
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import Goal, Goals
-from taskuq.policy._rules import StoppingStatistics
+from taskuq.policy._rules import StoppingStatistics, first_stop
 
 # Loss of each group at thresholds in rising order (group, threshold).
 Losses: TypeAlias = Callable[[FloatArray], FloatArray]
+# Probability that the certified acceleration exceeds the mean acceleration.
+CERTIFICATE_DELTA = 0.1
 # Losses computed at a time, so that they stay in cache; thresholds of each step of a search.
 BLOCK, STEP = 200_000, 64
 
 
 @dataclass(frozen=True)
-class Calibrator(ABC):
+class Calibrator:
+    """Units of a calibration set, and the guarantee of a threshold."""
+
     guarantee: Guarantee
     unit: Unit
     index: NDArray[np.int64]
     # Cases of the class or stratum that is calibrated; all if None.
-    inside: BoolArray | None = field(default=None, kw_only=True)
-    # Inverse weights of the cases of sites.
-    denominator: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    inside: BoolArray | None = None
+    # Site and group of each case, if sites are the unit.
+    sites: np.ndarray | None = None
+
+    @property
+    def units(self) -> int:
+        return int(self.index.max()) + 1
+
+    @property
+    def _ids(self) -> np.ndarray:
+        return self.index if self.sites is None else self.sites
+
+    @property
+    def together(self) -> NDArray[np.int64] | None:
+        """Group of each case, if all cases of a group stop together."""
+        return self.index if self.unit.stops_together else None
 
     @property
     def weights(self) -> FloatArray:
         """Weight of each case in a mean over units; with a class, of its cases alone."""
-        if self.denominator is not None:
-            return np.asarray(1 / self.denominator)
-        weight = self.unit.weights(self.index)
+        weight = self.unit.weights(self._ids)
         if self.inside is None:
             return weight
         if self.guarantee.condition_on == "group":
             weight = 1 / np.maximum(np.bincount(self.index, weights=self.inside), 1)[self.index]
         return np.asarray(weight * self.inside)
 
-    @property
-    @abstractmethod
-    def units(self) -> int:
-        """Number of units in a calibration set."""
-
-    @abstractmethod
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the guaranteed quantile of each row of scores (row, case)."""
+        if self.inside is None:
+            return np.array([self.guarantee.quantile(row, self._ids) for row in scores])
+        group = self.index if self.unit.is_group else None
+        parts = [self.guarantee.stratum(row, group, self.inside) for row in scores]
+        return np.array([part.quantile() for part in parts])
 
-    @abstractmethod
-    def map_sets(self, function: Callable[[BoolArray], Any]) -> FloatArray:
-        """Apply a function to the unit mask (unit,) of each calibration set."""
-
-    @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
         """Return the smallest threshold at which the total loss of the groups is allowed."""
+        levels, share = self.guarantee.levels, np.ones(self.units)
+        units = float(self.units)
+        if self.inside is not None:
+            levels = self.guarantee.stratum_levels
+            counts = np.bincount(self.index, weights=self.inside)
+            share, units = counts / np.bincount(self.index), float((counts > 0).sum())
+        by_case = self.guarantee.condition_on == "case"
+        bets = self.unit.bets(*levels)
+        if bets is not None:
+            # Cases of other classes count as lost at the rate that is allowed.
+            outside = float(bets.alpha) * (1 - share)[:, None] if by_case else 0.0
+            return np.asarray(smallest_certified(thresholds, losses(thresholds) + outside, bets))
+        allowed = self.unit.allowed(int(units), *levels)
+        if by_case:
+            allowed = float(levels[0]) * (float(share.sum()) + 1) - 1
+        return search_threshold(thresholds, losses, allowed)
 
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
         """Return the threshold that guarantees reports at the stop, with a leading axis."""
@@ -177,7 +201,7 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
     what = guarantee.removeprefix("Guaranteed: ")
     return (
-        f"Guaranteed for the report at the stop, made once it can state that {goal.statement}: "
+        f"Guaranteed for the report at the stop, made once it can be stated that {goal.statement}: "
         f"{what} A fully sampled scan yields the target itself."
     )
 
@@ -187,24 +211,19 @@ def make_certificate(
     thresholds: FloatArray,
     calibrator: Calibrator,
     accelerations: FloatArray,
-    delta: float,
     with_margin: Callable[[float], StoppingStatistics] | None = None,
 ) -> dict[str, Any]:
     """Return the mean acceleration on the calibration set and its certified lower bound, if any."""
-    failing = float(exact_alpha(delta, "certificate_alpha"))
+    failing = CERTIFICATE_DELTA
     if np.isnan(accelerations).any():
         return {}
     unit, index = calibrator.unit, calibrator.index
 
     def cost(largest: FloatArray, weight: FloatArray) -> float:
         if unit.stops_together:
-            largest = statistics.group_thresholds(largest, index)
             weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
-            return mean_cost(
-                np.full(largest.shape, -np.inf), largest, accelerations,
-                by_group(thresholds, index), weight,
-            )  # fmt: skip
-        return mean_cost(statistics.lowest, largest, accelerations, thresholds, weight)
+        stops = statistics.stops(thresholds, calibrator.together, largest)
+        return mean_cost(stops, accelerations, weight)
 
     weights = calibrator.weights
     certificate: dict[str, Any] = {
@@ -230,30 +249,15 @@ def make_certificate(
     certificate["certified"] = _certified_acceleration(
         cost(slowest, weights), accelerations, units, failing, groups=unit.is_group
     )
-    certificate["delta"] = delta
+    certificate["delta"] = CERTIFICATE_DELTA
     return certificate
 
 
 def mean_cost(
-    lowest: FloatArray,
-    largest: FloatArray,
-    accelerations: FloatArray,
-    threshold: FloatArray | float,
-    weight: FloatArray | None = None,
+    stops: BoolArray, accelerations: FloatArray, weight: FloatArray | None = None
 ) -> float:
     r"""Return the mean sampled fraction at the stop, :math:`\mathbb E[1 / R_T]`."""
-    at = np.asarray(threshold, dtype=float)
-    at = at if at.ndim == 2 else np.broadcast_to(at, len(largest))[:, None]
-    stops = (lowest <= at) & (at < largest)
-    stopped = np.concatenate([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)
-    return float(np.average(costs(accelerations)[stopped], weights=weight))
-
-
-def by_group(thresholds: FloatArray, index: NDArray[np.int64]) -> FloatArray:
-    """Return thresholds of groups from those of cases (round, case); leave (round,) unchanged."""
-    if thresholds.ndim == 1:
-        return thresholds
-    return np.asarray(thresholds[:, np.unique(index, return_index=True)[1]])
+    return float(np.average(costs(accelerations)[first_stop(stops)], weights=weight))
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
@@ -348,32 +352,30 @@ def certified_rounds(
     unit, index, levels = first.unit, first.index, first.guarantee.stratum_levels
     assert levels[1] is not None
     alpha, delta = float(levels[0]), float(levels[1])
-    certify: Any = _certified_groups if unit.is_group else _certified_cases
-    known: dict[tuple[float, ...], tuple[FloatArray, list[FloatArray]]] = {}
-
-    def stops(before: tuple[float, ...], level: float) -> tuple[FloatArray, list[FloatArray]]:
-        """Return thresholds to test after earlier ones; stops and misses of each class at each."""
-        if before in known:
-            return known[before]
-        k = len(before)
+    row: tuple[float, ...] = ()
+    for k in range(rounds):
+        level = delta / (rounds * (len(ROUND_PARTS) + 1) ** k)
         enough = 1.5 * first.guarantee._unit.needed(alpha, level) / first.units
-        grid = _round_grid(tuning, unit, before, rounds, alpha, enough, of_tuning)
+        grid = _round_grid(tuning, unit, row, rounds, alpha, enough, of_tuning)
         path = np.full((len(grid), rounds), np.inf)
-        path[:, :k], path[:, k] = before, grid
-        found = _stops_by_round(statistics, path, unit, index)[k]
-        known[before] = grid, [_by_unit(found, one) for one in classes]
-        return known[before]
+        path[:, :k], path[:, k] = row, grid
+        stops = _stops_by_round(statistics, path, unit, index)[k]
+        row += (_last_certified(grid, stops, classes, alpha, level),)
+    return np.array(row)
 
-    def test(kept: BoolArray) -> tuple[float, ...]:
-        row: tuple[float, ...] = ()
-        for k in range(rounds):
-            level = delta / (rounds * (len(ROUND_PARTS) + 1) ** k)
-            grid, tests = stops(row, level)
-            passed = np.all([certify(*test[:, kept], alpha, level) for test in tests], axis=0)
-            row += (float(np.append(np.inf, grid)[np.append(passed, False).argmin()]),)
-        return row
 
-    return first.map_sets(test).T
+def _last_certified(
+    grid: FloatArray,
+    stops: tuple[BoolArray, BoolArray],
+    classes: Sequence[Calibrator],
+    alpha: float,
+    delta: float,
+) -> float:
+    """Return the last threshold of a grid before the first that a class fails."""
+    certify = _certified_groups if classes[0].unit.is_group else _certified_cases
+    sums = [_by_unit(stops, one) for one in classes]
+    passed = np.all([certify(early, missed, alpha, delta) for early, missed in sums], axis=0)
+    return float(np.append(np.inf, grid)[np.append(passed, False).argmin()])
 
 
 def _by_unit(stops: tuple[BoolArray, BoolArray], calibrator: Calibrator) -> FloatArray:
@@ -394,7 +396,7 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return the first next-round thresholds with miss rates of at most given parts of alpha."""
+    """Return next-round thresholds: the first that miss at most given parts of alpha."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]
@@ -424,15 +426,7 @@ def last_certified(
     unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
     assert delta is not None
     stops = _early_stops(statistics, grid, unit, index)
-    tests = [_by_unit(stops, one) for one in classes]
-    certify = _certified_groups if unit.is_group else _certified_cases
-
-    def test(kept: BoolArray) -> float:
-        # A threshold passes if it does for every class.
-        each = [certify(e[kept], m[kept], float(alpha), float(delta)) for e, m in tests]
-        return float(np.append(np.inf, grid)[np.append(np.all(each, axis=0), False).argmin()])
-
-    return first.map_sets(test)[None]
+    return np.array([_last_certified(grid, stops, classes, float(alpha), float(delta))])
 
 
 def _certified_cases(

@@ -21,9 +21,8 @@ from taskuq.conformal._units import case_contents, choose_units, make_unit
 from taskuq.conformal.scores import resolve_score
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
-from taskuq.policy._fixed_width import window_distribution
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import POLICIES, PolicySpec, Statistic
+from taskuq.policy._kinds import POLICIES, PolicySpec, Statistic, window_distribution
 from taskuq.policy._rules import window_place
 from taskuq.protocols import Score, SelfTunedScore
 from taskuq.report.figures import method_colour

@@ -51,7 +51,7 @@ class _FlowExport(_Export):
         shapes = recover.flow.latent_shapes(*inputs.shape[-2:])
         flow = recover.quick
         errors = to_complex(flow.inverse(split_latents(draws, shapes), flow.encode(inputs)))
-        return rss(estimate.coil_images(0, errors)), errors.abs().amax((1, 2, 3))
+        return rss(estimate.coil_images(errors[None, :, 0]))[0], errors.abs().amax((1, 2, 3))
 
 
 class _SamplerExport(_Export):

@@ -19,13 +19,12 @@ from taskuq.conformal._family import (
     Side,
     mean_and_deviation,
     natural_link,
-    use_numba,
 )
 from taskuq.conformal._units import unit_index
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import SelfTuned, SelfTunedScore
 
-# Sums of shares are floats: where they may meet a half, the wider range is taken.
+# Sums of shares are floats, off by less than this.
 SLACK = 1e-9
 
 
@@ -45,41 +44,29 @@ def unit_quantile(
 ) -> _UnitQuantile:
     """Return a quantile over units, and its range if one unit is replaced."""
     order = np.argsort(values, kind="stable") if order is None else order
-    ordered = np.concatenate([[-np.inf], np.asarray(values, dtype=float)[order], [np.inf]])
+    ordered = np.append(np.asarray(values, dtype=float)[order], np.inf)
     unit = index[order]
     sizes = np.bincount(index)
     share_below = level * len(sizes)
-    if len(sizes) == len(values):
-        return _case_quantile(ordered, unit, math.ceil(share_below - SLACK))
     share = 1 / sizes[unit]
     total = np.cumsum(share)
-    levels = share_below - 1 - SLACK, share_below + SLACK
+    # Counts of cases are exact; sums of shares are not, so that the wider range is taken.
+    slack = -SLACK if len(sizes) == len(values) else SLACK
+    levels = share_below - 1 - SLACK, share_below + slack
     # A unit's own share is at most 1, so both levels are reached within this window.
     start = int(np.searchsorted(total, levels[0]))
     window = slice(start, int(np.searchsorted(total, levels[1] + 1 + SLACK)) + 1)
-    own = np.bincount(unit[:start], weights=share[:start], minlength=len(sizes))
-    mine = np.where(unit[window] == np.arange(len(sizes))[:, None], share[window], 0.0)
-    others = total[window] - own[:, None] - np.cumsum(mine, axis=1)
-    low, high = (
-        ordered[np.where(there.any(axis=1), start + there.argmax(axis=1), len(total)) + 1]
-        for there in (others >= level for level in levels)
-    )
+    own, inside = np.bincount(unit[:start], share[:start], len(sizes)), np.unique(unit[window])
+    mine = np.where(unit[window] == inside[:, None], share[window], 0.0)
+    others, ends = total[window] - own[inside, None] - np.cumsum(mine, axis=1), []
+    for at in levels:
+        # Most units have no value in the window: their share before it is all they have.
+        place, there = np.searchsorted(total, at + own), others >= at
+        place[inside] = np.where(there.any(axis=1), start + there.argmax(axis=1), len(total))
+        ends.append(ordered[place])
+    low, high = ends
     middle = int(np.searchsorted(total, share_below - SLACK))
-    return _UnitQuantile(float(ordered[middle + 1]), np.where(levels[0] <= 0, -np.inf, low), high)
-
-
-def _case_quantile(ordered: FloatArray, unit: NDArray[np.int64], rank: int) -> _UnitQuantile:
-    """Return the quantile and its range for units of one case each, from order statistics."""
-    units = len(unit)
-    place = np.empty(units, dtype=np.int64)
-    place[unit] = np.arange(1, units + 1)
-
-    def without(count: int) -> FloatArray:
-        after = ordered[min(count + 1, units + 1)]
-        return np.asarray(np.where(place > count, ordered[count], after))
-
-    low = without(rank - 1) if rank > 1 else np.full(units, -np.inf)
-    return _UnitQuantile(float(ordered[rank]), low, without(rank))
+    return _UnitQuantile(float(ordered[middle]), np.where(levels[0] <= 0, -np.inf, low), high)
 
 
 def _value_at(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
@@ -207,7 +194,6 @@ class _Cases:
     link: Link
     floor: float
     range_: TaskRange
-    fits: int
 
     @cached_property
     def trend(self) -> float:
@@ -241,27 +227,6 @@ class _Cases:
     def orders(self) -> list[NDArray[np.int64]]:
         return [np.argsort(values, kind="stable") for values in self.learned]
 
-    @cached_property
-    def is_compiled(self) -> bool:
-        """True if compiled code fits the score: spreads are finite and the least one is given."""
-        read, n = self.read, len(self.read.mean)
-        if read.samples < 2 or not self.least or not use_numba(10 * self.fits * n):
-            return False
-        return bool(np.isfinite([self.residuals, read.deviation, self.covariate]).all())
-
-    @cached_property
-    def compiled(self) -> tuple[Any, ...]:
-        """Arguments of the compiled fit: spreads, their orders and the terms of the scale."""
-        read, everyone = self.read, np.ones(len(self.read.mean), bool)
-        usual = self.prior(*(float(np.median(values)) for values in self.learned))
-        order = np.argsort(self.ratios(usual, everyone), kind="stable")
-        d = read.samples - 1
-        own = math.sqrt(d / (DEGREES + d)) * np.maximum(read.deviation, self.least or 0.0)
-        trend = np.exp(self.trend * np.clip(self.covariate, *COVARIATES) / 2)
-        factor = math.sqrt(DEGREES / (DEGREES + d))
-        spreads = np.stack(self.learned), np.stack(self.orders)
-        return *spreads, order, trend, own, self.residuals, factor, self.floor
-
     def prior(self, level: Any, typical: Any, least: Any = None) -> SpreadPrior:
         """Return the prior for three spreads, each a number or an array (case,)."""
         least = self.least if self.least is not None else least
@@ -276,13 +241,13 @@ class _Cases:
         return np.asarray(spread + self.floor * prior.typical)
 
     def ratios(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
-        """Return residuals over scales; a residual of zero is zero at any scale."""
+        """Return residuals divided by scales; a residual of zero is zero at any scale."""
         r = self.residuals[kept]
         with np.errstate(divide="ignore", over="ignore"):
             return np.divide(r, self.scale(prior, kept), out=np.zeros_like(r), where=r != 0)
 
 
-# Fewer cases than this say nothing useful about how spreads vary.
+# With fewer cases the variation of spreads is not fitted.
 FEWEST_TUNING_CASES = 8
 
 
@@ -350,26 +315,26 @@ class MLWR(NestedIntervalScore):
         *,
         range_: TaskRange = None,
         group: np.ndarray | None = None,
-    ) -> MLWR:
+    ) -> SelfTunedScore:
         """Return the score fitted to other cases; without targets it has no shift."""
         read = self.summarise(outputs)
         if len(read.mean) < FEWEST_TUNING_CASES:
             return self
         index = unit_index(len(read.mean), group)
         fit = self.leave_one_out(read, targets, range_)
-        return fit.at(np.ones(len(index), dtype=bool), index)
+        return fit.fit(np.ones(len(index), dtype=bool), index).score
 
     def summarise(self, outputs: FloatArray) -> _SampleSpreads:
         """Return the statistics of outputs (case, sample) that the score uses."""
         return _SampleSpreads(*mean_and_deviation(outputs, ddof=1), outputs.shape[1])
 
     def leave_one_out(
-        self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange, fits: int = 1
+        self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange
     ) -> _SelfTunedMLWR:
         """Return the score fitted to calibration units, without a held-out set."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = natural_link(range_)
-        cases = _Cases(read, targets, link, self.floor, range_, fits)
+        cases = _Cases(read, targets, link, self.floor, range_)
         return _SelfTunedMLWR(replace(self, link=link), cases)
 
     def family(self, outputs: FloatArray) -> LinearFamily:
@@ -405,7 +370,7 @@ class _SelfTunedMLWR:
     classes: NDArray[np.int64] | None = None
 
     def for_classes(self, classes: np.ndarray) -> _SelfTunedMLWR:
-        """Return the fit with one shift for all classes, the one nearest to 0 between theirs."""
+        """Return the fit with one shift for all classes, the value nearest to 0 between theirs."""
         codes, floor = np.unique(classes, return_inverse=True)[1], CLASS_FLOOR * self.score.floor
         cases = replace(self.cases, floor=floor)
         return _SelfTunedMLWR(replace(self.score, floor=floor), cases, codes)
@@ -413,8 +378,6 @@ class _SelfTunedMLWR:
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Return the fitted score, and one score for each corner of the range of its parameters."""
         cases, units = self.cases, int(index.max()) + 1
-        if self.classes is None and self._is_shifted(units) and cases.is_compiled:
-            return self._compiled_fit(kept, index, units)
         priors: list[Any] = [None] * 5
         if cases.read.samples > 1 and units >= FEWEST_UNITS:
             place = np.cumsum(kept) - 1
@@ -442,23 +405,6 @@ class _SelfTunedMLWR:
             low, high = low[index], high[index]
         fitted = replace(self.score, prior=priors[0], shift=shift)
         return SelfTuned(fitted, self._corners(priors[3:], low, high))
-
-    def _compiled_fit(self, kept: BoolArray, index: NDArray[np.int64], units: int) -> SelfTuned:
-        from taskuq.conformal import _kernels as kernels
-
-        place = np.where(kept, np.cumsum(kept) - 1, -1)
-        arguments = (*self.cases.compiled, place, index, units, _tail(units), SLACK)
-        fitted, low, high = kernels.fit_shrunken(*arguments)
-        prior = self.cases.prior
-        score = replace(self.score, prior=prior(*fitted[:2]), shift=float(fitted[2]))
-        ends = [[prior(*end[:2, index]) for end in (low, high)], low[2, index], high[2, index]]
-        return SelfTuned(score, self._corners(*ends))
-
-    def at(self, kept: BoolArray, index: NDArray[np.int64]) -> MLWR:
-        """Return the fitted score without its range."""
-        fitted = self.fit(kept, index).score
-        assert isinstance(fitted, MLWR)
-        return fitted
 
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
@@ -525,7 +471,7 @@ def _middle(low: Any, high: Any) -> Any:
 def _shift_range(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], units: int
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift and its range from residuals over scales, at the prior and at both its ends.
+    """Return the shift and its range, from scaled residuals at the prior and at both of its ends.
 
     The range has one entry for each of ``units`` units, some of which may have no values.
     """
