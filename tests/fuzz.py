@@ -3,7 +3,7 @@
 Every kind of file that the command line reads is changed at random, byte by byte and part by part,
 and given to a command that reads it; options with odd values are added to commands. An input is a
 fault where the command ends in a traceback, computes for more than 10 seconds, waits for more than
-60, or takes more than 2 GB of memory beyond what it had, ends without a sentence, overwrites its
+300, or takes more than 2 GB of memory beyond what it had, ends without a sentence, overwrites its
 input, or, for files that carry checksums, succeeds with another result than that of the whole file.
 
     python tests/fuzz.py                        # 24,000 inputs
@@ -37,7 +37,7 @@ from fuzz_changes import Dice
 from fuzz_files import make
 
 # Seconds of computing, seconds of waiting, and bytes that no command may exceed.
-SECONDS, PATIENCE, MEMORY = 10, 60, 2 * 2**30
+SECONDS, PATIENCE, MEMORY = 10, 300, 2 * 2**30
 
 
 class TooLongError(BaseException):
@@ -212,7 +212,7 @@ def next_answer(process, answers, begun):
         try:
             what, number, said = answers.get(timeout=0.2)
         except queue.Empty:
-            is_hung = time.monotonic() - since > (600 if begun is None else 2 * PATIENCE)
+            is_hung = time.monotonic() - since > (6 if begun is None else 2) * PATIENCE
             if process.is_alive() and not is_hung:
                 continue
             process.kill()

@@ -32,6 +32,18 @@ def test_table_of_versions_holds_every_python_and_the_lowest_dependencies():
         assert (lowest <= set(release.PROJECT["dependencies"])) == (which == "lowest")
 
 
+@pytest.mark.parametrize("hidden", ["", "sys.modules['numba'] = None"])
+def test_commands_work_without_numba_rights_home_or_locale(tmp_path, hidden):
+    script = (
+        f"import os, sys\n{hidden}\n{release.ARRAYS}\nfrom taskuq.cli.app import main\n"
+        f"for words in {release.COMMANDS}: main(words.split())\n"
+        "assert not os.environ.get('HOME') and len(os.sched_getaffinity(0)) == 1\n"
+    )
+    ended = release.run_alone(tmp_path, sys.executable, "-c", script)
+    assert ended.returncode == 0, ended.stderr
+    assert {"policy.json", "intervals.csv"} <= {path.name for path in tmp_path.iterdir()}
+
+
 def test_citation_is_complete():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors", "version", "license"} <= set(cited)

@@ -72,16 +72,18 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
     except InputError:
         raise
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror or error}"
-        raise InputError(message, code="file.missing") from None
     except (ValueError, RecursionError) as error:
         message = f"{path} is not TOML ({first_line(error)}); correct that line"
         raise InputError(message, code="file.format") from None
 
 
 def from_toml_table(
-    cls: type[T], table: Mapping[str, Any], where: str = "", *, over: T | None = None
+    cls: type[T],
+    table: Mapping[str, Any],
+    where: str = "",
+    *,
+    over: T | None = None,
+    what: str = "this table",
 ) -> T:
     """Build a dataclass from a TOML table; missing keys take the base's values or the defaults.
 
@@ -98,7 +100,25 @@ def from_toml_table(
         ...
         taskuq.errors.InputError: unknown key epoch; the keys of this table are epochs, widths
     """
-    return _build(cls, table, where, over, "this table")
+    hints = _hints(cast(Any, cls))
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    values = {} if over is None else {name: getattr(over, name) for name in known}
+    for key, value in table.items():
+        name = f"{where}.{key}" if where else key
+        if key not in known:
+            keys = f"the keys of {what} are {', '.join(known)}" if known else f"{what} has no keys"
+            raise InputError(f"unknown key {name}; {keys}", code="config.key")
+        values[key] = _convert(value, hints.get(key, Any), name, values.get(key))
+    missing = [
+        name
+        for name, field in known.items()
+        if field.default is MISSING is field.default_factory and name not in values
+    ]
+    if missing:
+        raise InputError(
+            f"{where or 'the file'} has no key {', '.join(missing)}; add it", code="config.missing"
+        )
+    return cls(**values)
 
 
 def from_registry(
@@ -116,7 +136,8 @@ def from_registry(
     cls = kinds[kind]
     rest = {key: value for key, value in table.items() if key != "kind"}
     before = over if type(over) is cls else None
-    return _build(cls, rest, where, before, f"the {kinds.what} {kind!r}")
+    what = f"the {kinds.what} {kind!r}"
+    return from_toml_table(cls, rest, where, over=before, what=what)
 
 
 def read_config(layout: Any, config: Path | str) -> Any:
@@ -130,21 +151,22 @@ def to_toml_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         value = getattr(config, field.name)
+        hint = hints[field.name]
         if is_dataclass(value):
-            kinds = _kinds(hints[field.name])
-            kind = {} if kinds is None else {"kind": kinds.name_of(type(value))}
-            table[field.name] = kind | to_toml_table(value, complete=complete)
-        elif get_origin(hints[field.name]) is dict:
-            inner = _kinds(get_args(hints[field.name])[1])
-            table[field.name] = {
-                name: ({} if inner is None else {"kind": inner.name_of(type(one))})
-                | to_toml_table(one, complete=complete)
-                for name, one in value.items()
-            }
+            table[field.name] = _with_kind(value, hint, complete)
+        elif get_origin(hint) is dict:
+            inner = get_args(hint)[1]
+            table[field.name] = {k: _with_kind(v, inner, complete) for k, v in value.items()}
         elif value is not None or complete:
             is_plain = value is None or isinstance(value, str | int | float)
             table[field.name] = value if is_plain else _plain(value)
     return table
+
+
+def _with_kind(config: Any, hint: Any, complete: bool) -> dict[str, Any]:
+    kinds = _kinds(hint)
+    kind = {} if kinds is None else {"kind": kinds.name_of(type(config))}
+    return kind | to_toml_table(config, complete=complete)
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
@@ -166,28 +188,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
-
-
-def _build(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, what: str) -> T:
-    hints = _hints(cast(Any, cls))
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    values = {} if over is None else {name: getattr(over, name) for name in known}
-    for key, value in table.items():
-        name = f"{where}.{key}" if where else key
-        if key not in known:
-            keys = f"the keys of {what} are {', '.join(known)}" if known else f"{what} has no keys"
-            raise InputError(f"unknown key {name}; {keys}", code="config.key")
-        values[key] = _convert(value, hints.get(key, Any), name, values.get(key))
-    missing = [
-        name
-        for name, field in known.items()
-        if field.default is MISSING is field.default_factory and name not in values
-    ]
-    if missing:
-        raise InputError(
-            f"{where or 'the file'} has no key {', '.join(missing)}; add it", code="config.missing"
-        )
-    return cls(**values)
 
 
 @cache

@@ -98,8 +98,12 @@ def require_file(path: str | os.PathLike[str]) -> None:
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """Read text of limited size from a file, a device or a pipe."""
-    with open(path, "rb") as file:
-        data = file.read(LARGEST_TEXT + 1)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_TEXT + 1)
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror or error}"
+        raise InputError(message, code="file.missing") from None
     if len(data) > LARGEST_TEXT:
         text = f"{path} is larger than {LARGEST_TEXT >> 20} MiB; use a smaller file"
         raise InputError(text, code="file.format")
@@ -116,8 +120,6 @@ def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
 
 def fsync(path: Path) -> None:
     """Flush a file or directory to disk."""
-    if os.name != "posix" and path.is_dir():  # pragma: no cover
-        return
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -297,7 +299,7 @@ def _follow_links(path: Path) -> tuple[Path, bool]:
 
 
 def _copy_into(source: Path, target: Path) -> None:
-    flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY
     with open(os.open(target, flags), "wb") as out, source.open("rb") as file:
         shutil.copyfileobj(file, out)
 
@@ -407,18 +409,14 @@ def read_json(
         record = load_json(path)
     except InputError:
         raise
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror or error}"
-        raise InputError(message, code="file.missing") from None
     except (ValueError, RecursionError):
         text = f"{path} is not JSON, is truncated, or has a repeated key; {remedy}"
         raise InputError(text, code="file.format") from None
     found = record.get("schema") if isinstance(record, dict) else None
-    known = {schema.split("/")[0]: schema for schema in schemas}
-    kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")
-    schema = known.get(kind) if slash else None
-    if schema is None or found != schema:
-        needed = f"{schemas[0]} is needed" if schema is None else f"update taskuq ({schema})"
+    if found not in schemas:
+        kind, slash, _ = str(found).partition("/")
+        other = next((schema for schema in schemas if schema.startswith(kind + slash)), None)
+        needed = f"update taskuq ({other})" if slash and other else f"{schemas[0]} is needed"
         raise InputError(f"{path} has schema {found}, {needed}", code="file.schema")
     verify_checksum(record, path, remedy, always=is_sealed)
     return {name: value for name, value in record.items() if name != SEAL}
@@ -447,20 +445,13 @@ def append_jsonl(
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     # A lone surrogate, from a file name, is escaped.
     data = text.encode("utf-8", "backslashreplace")
-    # Do not wait for the reader of a pipe, nor follow a link.
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with writing(path):
-        is_new = not path.exists()
+        is_new = not os.path.lexists(path)
+        if not is_new and not is_regular_file(path):
+            raise MachineError(f"cannot write {path}: it is not a regular file; remove it")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        file = os.open(path, flags, 0o600 if private else 0o666)
         try:
-            flags |= os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            file = os.open(path, flags, 0o600 if private else 0o666)
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENXIO):
-                raise
-            raise MachineError(f"cannot write {path}: it is a link or a pipe; remove it") from None
-        try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise MachineError(f"cannot write {path}: it is not a file; remove it")
             while data:
                 data = data[os.write(file, data) :]
             if durable:

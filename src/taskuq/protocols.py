@@ -82,50 +82,23 @@ class AdaptiveMeasure(Measure, Protocol):
 
 @runtime_checkable
 class Scanner(Protocol):
-    """A device that measures round by round."""
+    """A device that measures round by round.
+
+    A scanner may have more methods:
+
+    - ``combine(measurements)`` combines the measurements of all rounds of a case so far; without
+      it, the recovery receives a list of rounds.
+    - ``request(round, lines)`` receives the lines (line,) that a round adds before the round is
+      measured, for adaptive sampling.
+    - ``is_complete(measurements)`` returns True if the measurements of all rounds are complete.
+    - ``remeasure(round, measurement)`` measures a stored round again before a scan is resumed, and
+      raises an error if it differs.
+    - ``finalize()`` returns a fault found while a round was computed, or None; faults found after
+      that are ignored.
+    """
 
     def measure(self, round: int, /) -> Any:
         """Measure a round and return its new data; the last round completes the scan."""
-
-
-@runtime_checkable
-class CombiningScanner(Scanner, Protocol):
-    """A scanner that combines its rounds; otherwise the recovery receives a list of rounds."""
-
-    def combine(self, measurements: list[Any], /) -> Any:
-        """Combine the measurements of all rounds of a case so far."""
-
-
-@runtime_checkable
-class CompletableScanner(Scanner, Protocol):
-    """A scanner that reports whether a case is fully measured."""
-
-    def is_complete(self, measurements: list[Any], /) -> bool:
-        """Return True if the measurements of all rounds are complete."""
-
-
-@runtime_checkable
-class AdaptiveScanner(Scanner, Protocol):
-    """A scanner that measures requested lines, for adaptive sampling."""
-
-    def request(self, round: int, lines: NDArray[np.int64], /) -> None:
-        """Request the lines that a round adds, before it is measured."""
-
-
-@runtime_checkable
-class VerifiableScanner(Scanner, Protocol):
-    """A scanner that can repeat stored rounds before a scan is resumed."""
-
-    def remeasure(self, round: int, measurement: Any, /) -> None:
-        """Measure a stored round again; raise an error if it differs."""
-
-
-@runtime_checkable
-class FinalizingScanner(Scanner, Protocol):
-    """A scanner that may detect faulty measurements while a round is computed."""
-
-    def finalize(self) -> str | None:
-        """Return a fault found so far, or None; faults found after that are ignored."""
 
 
 @runtime_checkable
@@ -203,6 +176,9 @@ class Score(Protocol):
     Both methods describe one family of sets, nested in the quantile :math:`q`:
 
     .. math:: \mathcal C_q(x) = \{ z : s(x, z) \le q \}
+
+    Its attribute ``name`` is displayed instead of the name of its class. If its attribute
+    ``uses_earlier_rounds`` is True, it takes outputs (round, case, sample), the current round last.
     """
 
     def score(self, outputs: FloatArray, targets: FloatArray, /) -> FloatArray:
@@ -234,36 +210,13 @@ class NestedScore(Score, Protocol):
 
 
 @runtime_checkable
-class MultiRoundScore(Score, Protocol):
-    """A score that can use the earlier rounds of a scan."""
-
-    @property
-    def uses_earlier_rounds(self) -> bool:
-        """True if the score takes outputs (round, case, sample), the current round last."""
-
-
-@runtime_checkable
-class NamedScore(Score, Protocol):
-    """A score with a display name; the default is its class name."""
-
-    @property
-    def name(self) -> str:
-        """Display name."""
-
-
-@runtime_checkable
-class TunableScore(Score, Protocol):
+class FittedScore(Score, Protocol):
     """A score that is fitted to some cases before it is calibrated on others."""
 
     def fit(
         self, outputs: FloatArray, targets: Any = None, *, range_: Any = None, group: Any = None
     ) -> Score:
         """Return the score fitted to these cases."""
-
-
-@runtime_checkable
-class FittedScore(TunableScore, Protocol):
-    """A tunable score that declares its tuning requirements."""
 
     @property
     def needs_tuning(self) -> bool:

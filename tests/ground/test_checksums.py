@@ -11,6 +11,7 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq._io import fingerprint, read_json, verify_checksum, with_checksum, write_json
+from taskuq.cli import calibrate
 from taskuq.cli.app import main
 from taskuq.errors import ChecksumWarning
 from taskuq.scan._state import load_scan
@@ -239,3 +240,17 @@ def test_flipped_bits_of_a_scan(tmp_path, part):
 
     assert found + harmless == FLIPS
     assert found > FLIPS / 2
+
+
+@pytest.mark.parametrize("wrong", [0.1, "abc", [1, 2]])
+def test_provenance_that_is_no_table_is_refused(tmp_path, wrong):
+    both = np.stack([TABLE.outputs[0]] * 2, axis=-1), np.stack([TABLE.targets_at(0)] * 2, axis=-1)
+    joint = tq.calibrate_joint(*both, alpha=0.2)
+    made = {
+        tq.load_policy: tq.plan(TABLE, alpha=0.2, max_width=0.3), tq.load_bound: bounds()["mlwr"],
+        calibrate._load: joint,
+    }  # fmt: skip
+    for load, one in made.items():
+        path = write_json(tmp_path / "one.json", one.to_dict() | {"provenance": wrong})
+        with refused("file.format"):
+            load(path)

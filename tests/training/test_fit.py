@@ -28,7 +28,6 @@ from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import EpochSampler, seeded
 from taskuq.training._fit import (
     TrainerOptions,
-    _estimate_training_cost,
     _fit,
     estimate_training,
     train_config,
@@ -387,7 +386,7 @@ def test_timing_has_steps_waits_and_hours(monkeypatch):
     config, recipe = TrainingConfig(epochs=10, batch=2, accumulate=3), growing()
     recipe = replace(recipe, loss=slowed(recipe.loss, 0.02), validate=slowed(recipe.validate, 0.05))
     monkeypatch.setattr(Points, "__getitem__", slowed(Points.__getitem__, 0.01))
-    record = _estimate_training_cost(recipe, Points(60), Points(10), config, machine=CPU, steps=4)
+    record = _fit(recipe, Points(60), Points(10), config, None, machine=CPU, steps=4)
     assert (record["steps"], record["steps_per_epoch"], record["validation_steps"]) == (4, 10, 5)
     assert record["step_s"] > 3 * (0.02 + 2 * 0.01)
     assert record["validation_step_s"] > 0.05
@@ -400,8 +399,8 @@ def test_timing_has_steps_waits_and_hours(monkeypatch):
 def test_summary_of_all_cases_selects_the_best_epoch(tmp_path):
     largest = replace(growing(), monitor="top", mode="max",
                       summary=lambda values: {"top": float(values["value"].max())})  # fmt: skip
-    best = _fit(largest, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
-    assert read_toml(best.with_suffix(".toml"))["reached"]["epoch"] == 3
+    _fit(largest, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
+    assert read_toml(tmp_path / "best.toml")["reached"]["epoch"] == 3
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import cyclopts
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from taskuq._io import json_text, sigterm_as_exit, write_json
 from taskuq.errors import (
@@ -262,8 +262,6 @@ Slurm = Annotated[list[str] | None, Parameter(name="--slurm", negative=())]
 # Default score, and default scores of comparisons.
 SCORE = "mlwr"
 SCORES = f"ar,lwr,cqr,{SCORE}"
-# NumPy takes no seed below 0.
-Seed = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 
 
 def parse_floats(text: str | None, name: str) -> tuple[float, ...] | None:
@@ -286,37 +284,26 @@ def parse_ints(text: str | None, name: str) -> tuple[int, ...] | None:
     return None if values is None else tuple(int(v) for v in values)
 
 
-def parse_per_task(text: str | None, name: str) -> float | dict[str, float] | None:
-    """Parse one number for all tasks, or one per task."""
-    if text is None:
-        return None
+def parse_per_task(
+    text: str | None,
+    name: str,
+    read: Callable[[str], Any] = float,
+    needed: str = "a number, or one per task as in lesion=0.1,area=20",
+    code: Code = "value.invalid",
+) -> Any:
+    """Parse one value for all tasks, or a mapping from tasks to values."""
     try:
-        if "=" not in text:
-            return float(text)
+        if text is None or "=" not in text:
+            return None if text is None else read(text)
         pairs = [part.rpartition("=") for part in text.split(",")]
-        return {task.strip(): float(value) for task, _, value in pairs}
+        return {task.strip(): read(value) for task, _, value in pairs}
     except ValueError:
-        needed = "a number, or one per task as in lesion=0.1,area=20"
-        raise _invalid(name, needed, text) from None
+        raise _invalid(name, needed, text, code) from None
 
 
-def parse_range(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
-    """Parse one range for all tasks, or ranges by task name."""
-    if text is None or "=" not in text:
-        declared = parse_floats(text, "range")
-        if declared is not None and len(declared) != 2:
-            raise _invalid("range", "low,high", text, "range.invalid")
-        return declared
-    found: dict[str, tuple[float, ...]] = {}
-    for part in text.split(","):
-        task, _, ends = part.rpartition("=")
-        try:
-            low, high = (float(end) for end in ends.split(":"))
-        except ValueError:
-            needed = "low,high, or as in lesion=0:1,area=0:inf"
-            raise _invalid("range", needed, text, "range.invalid") from None
-        found[task.strip()] = (low, high)
-    return found
+def _ends(text: str) -> tuple[float, float]:
+    low, high = re.split("[,:]", text)
+    return float(low), float(high)
 
 
 def parse_list(text: str) -> tuple[str, ...]:
@@ -346,7 +333,9 @@ def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskO
     """Load a table with the declared range, or some of its tasks."""
     from taskuq.table._table import TaskOutputs
 
-    table = TaskOutputs.load(path, task_range=parse_range(range_))
+    needed = "low,high, or as in lesion=0:1,area=0:inf"
+    ends = parse_per_task(range_, "range", _ends, needed, "range.invalid")
+    table = TaskOutputs.load(path, task_range=ends)
     if task is None:
         return table
     chosen = parse_list(task)
@@ -391,29 +380,31 @@ def print_result(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def show_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stderr: bool = False
-) -> None:
-    """Print a table of formatted strings."""
+# Cells of a table, each after the name of its column.
+Row = Sequence[tuple[str, str]]
+
+
+def show_table(title: str, rows: Sequence[Row], *, to_stderr: bool = False) -> None:
+    """Print a table whose rows all have the same columns."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for k, column in enumerate(columns):
-        table.add_column(column, justify="left" if k == 0 else "right", no_wrap=True)
+    table, width = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD), 0
+    for k, cells in enumerate(zip(*rows, strict=True)):
+        table.add_column(cells[0][0], justify="right" if k else "left", no_wrap=True)
+        width += 4 + max(len(text) for cell in cells for text in cell)
     for row in rows:
-        table.add_row(*row)
-    width = max(100, sum(max(len(r[k]) for r in [columns, *rows]) + 4 for k in range(len(columns))))
-    Console(stderr=to_stderr, width=width, highlight=False).print(table)
+        table.add_row(*(text for _, text in row))
+    Console(stderr=to_stderr, width=max(100, width), highlight=False).print(table)
 
 
 MARKED = "Worst classes and sites are measured; ! is below {:g} by more than two standard errors."
 
 
-def mark_coverage(name: str, coverage: float, is_below: bool) -> str:
+def mark_coverage(part: Any, *, is_below: bool) -> str:
     """Return the coverage of a class or site for a table."""
-    return f"{coverage:.3f} ({name}){' !' * is_below}"
+    return f"{part.coverage:.3f} ({part.name}){' !' * is_below}"
 
 
 def print_json(record: Mapping[str, Any], path: str | None, *, private: bool = False) -> None:

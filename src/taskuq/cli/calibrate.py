@@ -243,7 +243,7 @@ def evaluate(
     range: app.Range = None,
     task: str | None = None,
     size_bins: str | None = None,
-    seed: app.Seed = 0,
+    seed: int = 0,
     json: app.Json = None,
     figures: Path | None = None,
 ) -> None:
@@ -286,29 +286,26 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     differs = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     named = any(r.round_name for r in record.results)
     kinds = [k for k in ("class", "site") if any(r.worst(k) for r in record.results)]
-    columns = [
-        *(["task"] if several else []), "round" if named else "R", "score", "samples", "coverage",
-        "sd", *(["case coverage"] if differs else []), "width", "sd", "centre error", "infinite",
-        *(["by one"] if by_one else []), *(f"worst {kind}" for kind in kinds),
-    ]  # fmt: skip
     number = partial(app.format_number, digits=5)
-    rows: list[Sequence[str]] = [
+    rows: list[app.Row] = [
         [
-            *([str(r.task)] if several else []),
-            r.round_name or ("-" if r.acceleration is None else f"{r.acceleration:g}"),
-            r.score,
-            str(r.samples),
-            f"{r.coverage.mean:.5f}",
-            number(r.coverage.sd),
-            *([number(r.case_coverage.mean)] if differs else []),
-            *map(number, (r.width.mean, r.width.sd, r.center_error.mean)),
-            f"{r.infinite:.3g}",
-            *([_ratio(r.width.mean, one.mean)] if (one := r.width_single_quantile) else []),
-            *(_worst(r, kind) for kind in kinds),
+            *([("task", str(r.task))] if several else []),
+            ("round" if named else "R", r.round_name or _rate(r.acceleration)),
+            ("score", r.score),
+            ("samples", str(r.samples)),
+            ("coverage", f"{r.coverage.mean:.5f}"),
+            ("sd", number(r.coverage.sd)),
+            *([("case coverage", number(r.case_coverage.mean))] if differs else []),
+            ("width", number(r.width.mean)),
+            ("sd", number(r.width.sd)),
+            ("centre error", number(r.center_error.mean)),
+            ("infinite", f"{r.infinite:.3g}"),
+            *([("by one", _ratio(r))] if by_one else []),
+            *((f"worst {kind}", _worst(r, kind)) for kind in kinds),
         ]
         for r in record.results
     ]
-    app.show_table(title, columns, rows, to_stderr=to_stderr)
+    app.show_table(title, rows, to_stderr=to_stderr)
     if first.coverage_unit != first.mean_unit:
         app.print_message(
             f"Coverage is for {first.coverage_unit}; the other means are for {first.mean_unit}."
@@ -333,26 +330,33 @@ def _print_left_out(record: EvaluationRecord, *, to_stderr: bool) -> None:
     number = partial(app.format_number, digits=3)
     rows = [
         [
-            f"{r.score}{f', {r.task}' if r.task else ''}", r.round_label or "-", part.name,
-            f"{part.cases:g}", number(part.coverage), number(part.standard_error),
-            number(part.width), "!" if r._is_below(part) else "",
+            ("score", f"{r.score}{f', {r.task}' if r.task else ''}"),
+            ("round", r.round_label or "-"),
+            ("site", part.name),
+            ("cases", f"{part.cases:g}"),
+            ("coverage", number(part.coverage)),
+            ("±", number(part.standard_error)),
+            ("width", number(part.width)),
+            ("", "!" * r._is_below(part)),
         ]
         for r in record.results
         for part in r.site_left_out
-    ]  # fmt: skip
+    ]
     if rows:
-        columns = ["score", "round", "site", "cases", "coverage", "±", "width", ""]
         title = "each site after calibration on all others, measured; ± is one standard error"
-        app.show_table(title, columns, rows, to_stderr=to_stderr)
+        app.show_table(title, rows, to_stderr=to_stderr)
 
 
 def _worst(result: Evaluation, kind: str) -> str:
     part = result.worst(kind)
-    if part is None:
-        return "-"
-    low = result._is_below(part)
-    return app.mark_coverage(part.name, part.coverage, low)
+    return "-" if part is None else app.mark_coverage(part, is_below=result._is_below(part))
 
 
-def _ratio(width: float, by_one: float) -> str:
+def _ratio(result: Evaluation) -> str:
+    """Return the width relative to that with one quantile for both ends."""
+    width, by_one = result.width.mean, getattr(result.width_single_quantile, "mean", math.nan)
     return f"{width / by_one:.3f}" if math.isfinite(width) and 0 < by_one < math.inf else "-"
+
+
+def _rate(acceleration: float | None) -> str:
+    return "-" if acceleration is None else f"{acceleration:g}"

@@ -35,7 +35,7 @@ def experiment(
     size_bins: str | None = None,
     score: str | None = None,
     splits: int | None = None,
-    seed: app.Seed = 0,
+    seed: int = 0,
     range: app.Range = None,
     task: str | None = None,
     cases: str | None = None,
@@ -78,8 +78,9 @@ def experiment(
         records = [run_one(name, make_inputs(sampled, estimated, **others), settings)]
     for record in records:
         for printed in record["tables"]:
-            rows = [[shown(value) for value in row] for row in printed["rows"]]
-            app.show_table(f"{record['title']}: {printed['name']}", printed["columns"], rows)
+            rows = [list(zip(printed["columns"], map(shown, r), strict=True))
+                    for r in printed["rows"]]  # fmt: skip
+            app.show_table(f"{record['title']}: {printed['name']}", rows)
         app.print_message(f"Claim: {record['claim']}")
         app.print_message(f"Finding: {record['finding']}\n")
     for record in records:

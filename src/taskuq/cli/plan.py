@@ -173,7 +173,7 @@ def simulate(
     range: app.Range = None,
     task: str | None = None,
     tuning_repeats: int = 10,
-    seed: app.Seed = 0,
+    seed: int = 0,
     json: app.Json = None,
     figures: Path | None = None,
 ) -> None:
@@ -272,39 +272,35 @@ def _print(
     number = app.format_number
     kinds = [k for k in ("class", "site") if getattr(first, f"{k}_coverage", ())]
     # A mean over tasks, or the widest of them, would mix their units.
-    widths = ["width", "centre error"] if table.tasks == 1 else []
-    columns = [
-        "policy", "score", "p", "guaranteed", "mean R", "±", *(["R by case"] if unequal else []),
-        "coverage", "±", *(["case coverage"] if differs else []), *(f"worst {k}" for k in kinds),
-        "early", *widths, *rates,
-    ]  # fmt: skip
-    rows = [
+    has_widths = table.tasks == 1
+    rows: list[app.Row] = [
         [
-            f"{r.policy}{'' if r.budget == 1 else f' {r.budget:g}'}"
-            f"{f' given {r.given}' if r.given else ''}",
-            r.statistic or r.score,
-            str(p),
-            "yes" if r.guaranteed else "no",
-            f"{r.mean_acceleration:.3f}",
-            number(r.standard_errors["mean_acceleration"], 3),
-            *([f"{r.case_mean_acceleration:.3f}"] if unequal else []),
-            f"{r.coverage:.4f}",
-            number(r.standard_errors["coverage"], 4),
-            *([f"{r.case_coverage:.4f}"] if differs else []),
-            *(_worst(r, kind) for kind in kinds),
-            number(r.coverage_early, 4),
-            *([number(r.width, 4), number(r.center_error, 4)] if widths else []),
-            *(f"{s.fraction:.3f}" for s in r.stops),
+            ("policy", f"{r.policy}{'' if r.budget == 1 else f' {r.budget:g}'}"
+             f"{f' given {r.given}' if r.given else ''}"),
+            ("score", r.statistic or r.score),
+            ("p", str(p)),
+            ("guaranteed", "yes" if r.guaranteed else "no"),
+            ("mean R", f"{r.mean_acceleration:.3f}"),
+            ("±", number(r.standard_errors["mean_acceleration"], 3)),
+            *([("R by case", f"{r.case_mean_acceleration:.3f}")] if unequal else []),
+            ("coverage", f"{r.coverage:.4f}"),
+            ("±", number(r.standard_errors["coverage"], 4)),
+            *([("case coverage", f"{r.case_coverage:.4f}")] if differs else []),
+            *((f"worst {kind}", _worst(r, kind)) for kind in kinds),
+            ("early", number(r.coverage_early, 4)),
+            *([("width", number(r.width, 4))] if has_widths else []),
+            *([("centre error", number(r.center_error, 4))] if has_widths else []),
+            *((rate, f"{s.fraction:.3f}") for rate, s in zip(rates, r.stops, strict=True)),
         ]
         for p, r in results
-    ]
-    app.show_table(title, columns, rows, to_stderr=to_stderr)
+    ]  # fmt: skip
+    app.show_table(title, rows, to_stderr=to_stderr)
     _print_parts(results, to_stderr=to_stderr)
     app.print_message(
         f"Coverage is for {first.coverage_of}; mean R and other means are for {first.mean_over}"
         + ("; 'R by case' weights every case equally" if unequal else "")
         + ". ± is the standard error, as a sample of groups (or cases), calibration included."
-        + ("" if widths else " Widths by task: taskuq evaluate and taskuq report.")
+        + ("" if has_widths else " Widths by task: taskuq evaluate and taskuq report.")
     )
     if kinds:
         app.print_message(app.MARKED.format(1 - first.alpha))
@@ -316,22 +312,18 @@ def _worst(result: Simulation, kind: str) -> str:
 
     known = [part for part in parts_of(result.to_dict(), kind) if part.coverage >= 0]
     low = min(known, key=lambda part: part.coverage, default=None)
-    return (
-        "-"
-        if low is None
-        else app.mark_coverage(low.name, low.coverage, low.is_below(result.alpha))
-    )
+    return "-" if low is None else app.mark_coverage(low, is_below=low.is_below(result.alpha))
 
 
 def _print_parts(results: list[tuple[int, Simulation]], *, to_stderr: bool) -> None:
     """Print coverage, mean acceleration and width by class and by site."""
     number = app.format_number
-    columns = ["policy", "score", "p", "part", "cases", "coverage", "±", "mean R", "width"]
     rows = [
         [
-            r.policy, r.statistic or r.score, str(p), f"{kind} {part[kind]}", str(part["cases"]),
-            number(part["coverage"], 4), number(part["standard_error"], 4),
-            number(part["mean_acceleration"], 3), number(part["width"], 4),
+            ("policy", r.policy), ("score", r.statistic or r.score), ("p", str(p)),
+            ("part", f"{kind} {part[kind]}"), ("cases", str(part["cases"])),
+            ("coverage", number(part["coverage"], 4)), ("±", number(part["standard_error"], 4)),
+            ("mean R", number(part["mean_acceleration"], 3)), ("width", number(part["width"], 4)),
         ]
         for p, r in results
         for kind, parts in (("class", r.class_coverage), ("site", r.site_coverage))
@@ -339,12 +331,8 @@ def _print_parts(results: list[tuple[int, Simulation]], *, to_stderr: bool) -> N
     ]  # fmt: skip
     if rows:
         within = results[0][1].condition
-        title = (
-            f"By class and site; guaranteed in {within}"
-            if within
-            else "By class and site, measured"
-        )
-        app.show_table(title, columns, rows, to_stderr=to_stderr)
+        title = f"By class and site{f'; guaranteed in {within}' if within else ', measured'}"
+        app.show_table(title, rows, to_stderr=to_stderr)
 
 
 @app.command("export-policy")
@@ -356,14 +344,12 @@ def export_policy(
     stratum: str | None = None,
     vectors: Path | None = None,
     cases: int = 20,
-    seed: app.Seed = 0,
+    seed: int = 0,
 ) -> None:
     from taskuq._io import write_json
     from taskuq.policy._policy import load_policy
     from taskuq.policy._specification import export_policy, export_test_vectors
 
-    if cases < 1:
-        raise InputError(f"--cases must be at least 1, got {cases}", code="value.invalid")
     loaded = load_policy(policy).for_stratum(stratum)
     app.print_result(str(write_json(output, export_policy(loaded))))
     if vectors is not None:

@@ -19,7 +19,7 @@ def demo(
     *,
     fast: bool = False,
     verbose: bool = False,
-    seed: app.Seed = 0,
+    seed: int = 0,
     output: app.Output = Path("runs/demo"),
 ) -> None:
     from taskuq.experiments._demo import DemoSettings, run_demo
@@ -45,7 +45,7 @@ def report(
     max_width: str | None = None,
     unit: Literal["case", "group", "whole-group"] | None = None,
     splits: int = 1000,
-    seed: app.Seed = 0,
+    seed: int = 0,
     range: app.Range = None,
     title: str | None = None,
     terminology: str | None = None,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from taskuq._io import complete_record
 from taskuq.cli import app
@@ -100,22 +100,22 @@ def monitor(
     monitor_table(test, TaskOutputs.load(table), audited=audited)
     rows = [
         [
-            name,
-            str(len(stream.values)),
-            f"{100 * stream.median_rank:.3g} %" if stream.values else "-",
-            f"{test._shares[name] * stream.evidence[-1]:.3g}" if stream.values else "-",
-            f"{test._shares[name] * stream.largest:.3g}",
-            "yes" if name in test.alarms else "no",
+            ("statistic", name),
+            ("seen", str(len(stream.values))),
+            ("median rank", f"{100 * stream.median_rank:.3g} %" if stream.values else "-"),
+            ("evidence", f"{share * stream.evidence[-1]:.3g}" if stream.values else "-"),
+            ("largest", f"{share * stream.largest:.3g}"),
+            ("changed", "yes" if name in test.alarms else "no"),
         ]
         for name, stream in test._streams.items()
+        for share in (test._shares[name],)
     ]
     title = (
         f"{test.units - before} new {test.policy.guarantee.unit}s, {test.units} in all; evidence "
         f"is times each statistic's share of delta, and {1 / test.delta:g} in one withdraws the "
         "guarantee"
     )
-    columns = ["statistic", "seen", "median rank", "evidence", "largest", "changed"]
-    app.show_table(title, columns, rows)
+    app.show_table(title, rows)
     app.print_message(test.statement)
     app.print_result(str(test.save(output)))
 
@@ -144,7 +144,7 @@ def serve(
     max_buffer: int | None = None,
     idle_timeout: float | None = None,
     allow_mismatch: bool | None = None,
-    seed: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
+    seed: int | None = None,
     log: Path | None = None,
     log_level: str | None = None,
     coils: int | None = None,
@@ -227,7 +227,7 @@ def replay(
     patients: int = 1,
     first_patient: int = 3000,
     coils: int = 8,
-    seed: app.Seed = 1,
+    seed: int = 1,
     tr_ms: float = 0.0,
     scan_id: str | None = None,
     json: app.Json = None,
@@ -236,9 +236,6 @@ def replay(
     from taskuq.service import _replay
     from taskuq.service._server import parse_address
 
-    for name, number in (("patients", patients), ("coils", coils)):
-        if number < 1:
-            raise InputError(f"--{name} must be positive, got {number}", code="value.invalid")
     if not 0 <= tr_ms < math.inf:
         raise InputError(f"--tr-ms must be at least 0, got {tr_ms:g}", code="value.invalid")
     host, port = parse_address(address)

@@ -438,7 +438,7 @@ class Bound(BaseBound):
             rounds=int(record["rounds"]),
             task_range=as_task_range(record["task_range"]),
             acceleration=None if record["acceleration"] is None else float(record["acceleration"]),
-            provenance=record["provenance"],
+            provenance=dict(record["provenance"]),
         )
 
 

@@ -60,7 +60,7 @@ from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._mlwr import FEWEST_TUNING_CASES
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
-from taskuq.protocols import FittedScore, IntervalFamily, Score, SelfTunedScore, TunableScore
+from taskuq.protocols import FittedScore, IntervalFamily, Score, SelfTunedScore
 from taskuq.table._table import TableLike, TaskOutputs, is_stored
 
 
@@ -362,7 +362,7 @@ def _fit(
     """Return the fitted score, the interval family of the calibration cases, and their indices."""
     unit, ends = guarantee._unit, guarantee.quantiles_per_interval
     kept = np.ones(len(targets), bool)
-    if not isinstance(score, TunableScore):
+    if not isinstance(score, FittedScore):
         return score, interval_family(score, outputs, ends), kept
     index = unit.index(len(targets), group)
     if is_self_tuned(score, guarantee.delta):

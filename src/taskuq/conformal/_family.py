@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from taskuq.conformal._quantiles import TAIL
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
-from taskuq.protocols import IntervalFamily, MultiRoundScore, NestedScore, Score
+from taskuq.protocols import IntervalFamily, NestedScore, Score
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def rounds_for_score(score: Score, outputs: FloatArray) -> FloatArray:
 
 def uses_earlier_rounds(score: Score) -> bool:
     """Return True if a score takes outputs (round, case, sample)."""
-    return isinstance(score, MultiRoundScore) and score.uses_earlier_rounds
+    return bool(getattr(score, "uses_earlier_rounds", False))
 
 
 # Below this many numbers NumPy is quicker than loading the compiled loops.

@@ -210,7 +210,7 @@ class JointBound(BaseBound):
             method=record["method"],
             samples=int(record["samples"]),
             task_ranges=ranges_from_json(record, names),
-            provenance=record["provenance"],
+            provenance=dict(record["provenance"]),
             task_names=tuple(names),
             acceleration=None if record["acceleration"] is None else float(record["acceleration"]),
             miss_rates=tuple(map(float, record["miss_rates"])),

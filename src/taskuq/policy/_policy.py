@@ -426,8 +426,8 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             task_ranges=ranges,
             task_names=task_names,
             round_names=None if round_names is None else tuple(round_names),
-            certificate=record["certificate"],
-            provenance=record["provenance"],
+            certificate=dict(record["certificate"]),
+            provenance=dict(record["provenance"]),
             warning=warning,
             monitor_reference={
                 str(name): tuple(map(number_from_json, values))

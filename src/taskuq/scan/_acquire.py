@@ -21,7 +21,7 @@ from taskuq._seeds import as_seed
 from taskuq.errors import InputError
 from taskuq.pipeline._executor import DeadlineWorker, Executor
 from taskuq.policy._policy import Policy
-from taskuq.protocols import AdaptiveMeasure, Recover, Scanner, Task, VerifiableScanner
+from taskuq.protocols import AdaptiveMeasure, Recover, Scanner, Task
 from taskuq.scan._audit import append_entries, audit_entry
 from taskuq.scan._monitor import Monitor
 from taskuq.scan._round import RoundDecider, find_mismatches, void_reason
@@ -242,17 +242,12 @@ class ScanLoop:
         """Compute, decide and store round k of the active cases."""
         measured, decider = {name: scans[name] for name in active}, self.decider
         begun = perf_counter()
-        if store is None:
+        # The disk writes while networks compute; monitor and audit log receive a round after its
+        # measurements are stored.
+        with background(store):
             results = decider.compute(k, measured)
-        else:
-            # The disk writes while networks compute; neither monitor nor audit log learns of a
-            # round before its measurements are stored.
-            with background(store, waits=True) as begin:
-                scanners = replace(decider.scanners, on_combined=begin)
-                results = replace(decider, scanners=scanners).compute(k, measured)
-        latency, begun = perf_counter() - begun, perf_counter()
         records = decider.decide(k, measured, results)
-        latency += perf_counter() - begun
+        latency = perf_counter() - begun
         late_faults = decider.late_faults(records)
         for i, record in enumerate(records):
             scan, fault = scans[record.case], late_faults.get(record.case)
@@ -281,7 +276,11 @@ class ScanLoop:
     def _repeat(self, scans: dict[str, Scan]) -> Generator[Awaited, None, None]:
         """Repeat the stored rounds on scanners that can be verified."""
         scanners, selector = self.decider.scanners, self.decider.selector
-        verifiable = {n: s for n, s in scanners.of_case.items() if isinstance(s, VerifiableScanner)}
+        verifiable = {
+            name: again
+            for name, scanner in scanners.of_case.items()
+            if (again := getattr(scanner, "remeasure", None)) is not None
+        }
         rounds = max((len(scans[name].measurements) for name in verifiable), default=0)
         if any(len(scans[name].rounds) > len(scans[name].measurements) for name in verifiable):
             text = "the stored scan has no measurements to verify; start a new scan"
@@ -292,7 +291,7 @@ class ScanLoop:
                 selector.request(k, scanners, stored)
             yield k, tuple(stored)
             for name, scan in stored.items():
-                verifiable[name].remeasure(k, scan.measurements[k])
+                verifiable[name](k, scan.measurements[k])
             records = [scan.rounds[k] for scan in stored.values() if len(scan.rounds) > k]
             if late_faults := self.decider.late_faults(records):
                 raise InputError(next(iter(late_faults.values())), code="resume.mismatch")

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from taskuq._arrays import as_real_array, no_grad
+from taskuq.conformal._family import uses_earlier_rounds
 from taskuq.errors import GuaranteeWarning, InputError, first_line
 from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.pipeline._executor import Executor, component_name
 from taskuq.policy._kinds import POLICIES
 from taskuq.policy._policy import Decision, Policy
 from taskuq.protocols import (
-    CompletableScanner,
-    FinalizingScanner,
-    MultiRoundScore,
     declared_fingerprint,
 )
 from taskuq.scan._monitor import Monitor
@@ -130,8 +128,6 @@ class RoundDecider:
             else _record(k, name, outputs[name], decisions[name])
             for name in scans
         ]
-        if self.selector is None:
-            return records
         return [self._with_lines(r, scans[r.case], results.chosen.get(r.case)) for r in records]
 
     def late_faults(self, records: Sequence[RoundRecord]) -> dict[str, str]:
@@ -139,9 +135,9 @@ class RoundDecider:
         faults: dict[str, str] = {}
         for record in records:
             scanner = self.scanners.of_case[record.case]
-            if record.stop and isinstance(scanner, FinalizingScanner):
-                fault = scanner.finalize()
-                faults |= {} if fault is None else {record.case: fault}
+            finalize = getattr(scanner, "finalize", None)
+            if record.stop and finalize is not None and (fault := finalize()) is not None:
+                faults[record.case] = fault
         return self._for_group(faults, [record.case for record in records]) if faults else faults
 
     def revoke(self, record: RoundRecord, scan: Scan, fault: str) -> RoundRecord:
@@ -149,7 +145,7 @@ class RoundDecider:
         if record.round == len(self.policy.accelerations):
             raise _unknown_value(record.case, fault)
         undecided = self._undecided(record.round, record.case, fault, record.outputs)
-        return undecided if self.selector is None else self._with_lines(undecided, scan, None)
+        return self._with_lines(undecided, scan, None)
 
     def _for_group(self, faults: dict[str, str], cases: Sequence[str]) -> dict[str, str]:
         """Extend a fault to all cases if one decision holds for the whole group."""
@@ -249,7 +245,7 @@ class RoundDecider:
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its guarantee after an undecided round."""
         scores = [rule.score for of_round in self.policy._rules for rule in of_round]
-        reads_all = any(isinstance(s, MultiRoundScore) and s.uses_earlier_rounds for s in scores)
+        reads_all = any(map(uses_earlier_rounds, scores))
         # After a failed choice a scan has lines that no calibration case had.
         is_free = self.selector is None and not reads_all
         return POLICIES[self.policy.kind].holds_at_any_stop and is_free
@@ -272,9 +268,9 @@ class RoundDecider:
 
     def _final_value(self, k: int, case: str, scan: Scan) -> FloatArray:
         scanner, fault = self.scanners.of_case[case], "".join(scan.faults[:1])
-        if isinstance(scanner, CompletableScanner):
-            is_complete = scanner.is_complete(list(scan.measurements))
-            fault = fault or ("" if is_complete else "the scanner reports missing lines")
+        is_complete = getattr(scanner, "is_complete", None)
+        if is_complete is not None and not is_complete(list(scan.measurements)):
+            fault = fault or "the scanner reports missing lines"
         if fault:
             raise _unknown_value(case, fault)
         outputs, _ = self.executor.worker.run(partial(self._outputs, k, case, scan), hurry=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from taskuq._arrays import as_array, is_tensor, require_methods, require_nested_lines
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
-from taskuq.protocols import AdaptiveMeasure, AdaptiveScanner, CombiningScanner, Scanner
+from taskuq.protocols import AdaptiveMeasure, Scanner
 from taskuq.scan._state import Scan
 
 # Scanners of the cases of a group, in order or by name.
@@ -30,7 +30,6 @@ class Scanners:
     of_case: Mapping[str, Scanner]
     is_group: bool = True
     is_shared: bool = False
-    on_combined: Callable[[], None] | None = None
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
@@ -46,12 +45,8 @@ class Scanners:
 
     def combine(self, case: str, measurements: Sequence[Any]) -> Any:
         """Combine the measurements of a case if its scanner supports it; else return a list."""
-        scanner, combined = self.of_case[case], list(measurements)
-        if isinstance(scanner, CombiningScanner):
-            combined = scanner.combine(combined)
-        if self.on_combined is not None:
-            self.on_combined()
-        return combined
+        each, combine = list(measurements), getattr(self.of_case[case], "combine", None)
+        return each if combine is None else combine(each)
 
     def _measure_group(self, round: int) -> list[Any]:
         measured: Any = next(iter(self.of_case.values())).measure(round)
@@ -119,7 +114,7 @@ class LineSelector:
             "lacks one of initial_lines, measure_lines, next_lines and fallback_lines",
         )  # fmt: skip
         if scanners.is_shared or not all(
-            isinstance(scanner, AdaptiveScanner) for scanner in scanners.of_case.values()
+            hasattr(scanner, "request") for scanner in scanners.of_case.values()
         ):
             text = "adaptive= needs one scanner per case with a method request(round, lines)"
             raise InputError(text, code="component.invalid")
@@ -153,8 +148,7 @@ class LineSelector:
     def request(self, k: int, scanners: Scanners, active: Mapping[str, Scan]) -> None:
         """Request the lines of round k from each scanner."""
         for name, scan in active.items():
-            scanner = scanners.of_case[name]
-            assert isinstance(scanner, AdaptiveScanner), "checked at the start"
+            scanner: Any = scanners.of_case[name]  # checked at the start
             scanner.request(k, self._lines_of(k, scan))
 
     def _lines_of(self, k: int, scan: Scan) -> NDArray[np.int64]:

@@ -62,7 +62,7 @@ def _process() -> tuple[int, int]:
     return 0, 1
 
 
-# Limits of feed = 'auto' on a GPU: bytes, and a share of the free memory.
+# Limits of dataloader = 'auto' on a GPU: bytes, and a share of the free memory.
 SMALL, SHARE = 8 * 2**30, 1 / 4
 
 

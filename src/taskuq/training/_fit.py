@@ -96,6 +96,7 @@ def _silence_lightning() -> Iterator[None]:
 
 # Steps of a dry run.
 PROBES = 5
+BEST = "best.safetensors"
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,11 @@ def train(
         assert cases is not None
     with seeded(settings.training.seed):
         recipe = settings.recipe(cases, machine)
-    return _fit(
-        recipe, cases[0], cases[1], settings.training, folder,
+    _fit(
+        recipe, cases[0], cases[1], settings.training, Path(folder),
         settings={**to_toml_table(settings), **images}, machine=machine, fresh=fresh, steps=steps,
     )  # fmt: skip
+    return Path(folder) / BEST
 
 
 def _fit(
@@ -169,74 +171,56 @@ def _fit(
     training: TorchDataset[Any],
     validation: TorchDataset[Any],
     config: TrainingConfig,
-    folder: Path | str,
+    folder: Path | None,
     *,
+    machine: TrainerOptions,
     settings: dict[str, Any] | None = None,
-    machine: TrainerOptions | None = None,
     fresh: bool = False,
     steps: int | None = None,
-) -> Path:
-    """Run a training recipe, store its weights in a folder and return the best weights."""
-    machine, folder = machine or TrainerOptions(), Path(folder)
+    earlier: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run a training recipe, store its weights in a folder if there is one, return its timing."""
     _refuse_impossible(config, machine, training, steps)
-    settings, earlier = settings or {}, None
-    if recipe.pretraining is not None and (fresh or steps or not (folder / RESUME).exists()):
+    settings = settings or {}
+    is_new = folder is None or fresh or bool(steps) or not (folder / RESUME).exists()
+    if recipe.pretraining is not None and is_new:
         first, first_config = recipe.pretraining
+        stage = None if folder is None else folder / "pretrain"
         with _unfrozen(first.network):
-            best = _fit(
-                first, training, validation, first_config, folder / "pretrain",
+            earlier = _fit(
+                first, training, validation, first_config, stage,
                 settings=settings, machine=machine, fresh=fresh, steps=steps,
             )  # fmt: skip
-            load_weights(first.network, best)
-        # The first process writes it, and the others may be here before.
-        earlier = read_timing(best.parent) if is_first_process() else None
+            if stage is not None:
+                load_weights(first.network, stage / BEST)
+    if folder is None:
+        return _loop(recipe, training, validation, config, machine, steps=steps, before=earlier)
     settings = settings if steps is None else {**settings, "trial": {"steps": steps}}
     resume = prepare_folder(folder, settings, fresh=fresh)
-    best, finished = folder / "best.safetensors", folder / FINISHED
+    best, finished = folder / BEST, folder / FINISHED
     is_finished = best.exists() and finished.exists()
     if is_finished and read_json(finished, FOLDER_SCHEMA)["epochs"] == config.epochs:
         _print(f"{folder} is trained already; --overwrite trains it again", machine)
-        return best
+        # The first process writes it, and the others may be here before.
+        return read_timing(folder) if is_first_process() else {}
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
     if steps is None and config.warmup_steps > planned:
         text = f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it"
         _print(text, machine)
     notes = {key: settings[key] for key in settings if key != "network"}
-    _loop(
+    timing = _loop(
         recipe, training, validation, config, machine,
         steps=steps, before=earlier, folder=folder, notes=notes, resume=resume,
     )  # fmt: skip
     if not is_first_process():
-        return best
+        return timing
     if recipe.on_end is not None:
         load_weights(recipe.network, best)
         card = {**read_toml(best.with_suffix(".toml")), **(recipe.on_end() or {})}
         notes = {key: card[key] for key in card if key not in ("kind", "network")}
         save_weights(recipe.network, best, kind=recipe.kind, config=recipe.config, notes=notes)
     write_json(finished, {"schema": FOLDER_SCHEMA, "epochs": config.epochs})
-    return best
-
-
-def _estimate_training_cost(
-    recipe: Recipe,
-    training: TorchDataset[Any],
-    validation: TorchDataset[Any],
-    config: TrainingConfig,
-    *,
-    machine: TrainerOptions | None = None,
-    steps: int = PROBES,
-    earlier: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Time a few steps and estimate the cost of the full training."""
-    machine = machine or TrainerOptions()
-    _refuse_impossible(config, machine, training, steps)
-    if recipe.pretraining is not None:
-        first, first_config = recipe.pretraining
-        with _unfrozen(first.network):
-            earlier = _estimate_training_cost(
-                first, training, validation, first_config, machine=machine, steps=steps
-            )
-    return _loop(recipe, training, validation, config, machine, steps=steps, before=earlier)
+    return timing
 
 
 def _loop(
@@ -413,9 +397,10 @@ def estimate_training(
             earlier = {**record, "projected_hours": projected_hours(record)}
         with seeded(settings.training.seed):
             recipe = settings.recipe(cases, machine)
-    record = _estimate_training_cost(
-        recipe, cases[0], cases[1], settings.training, machine=machine, steps=steps, earlier=earlier
-    )
+    record = _fit(
+        recipe, cases[0], cases[1], settings.training, None,
+        machine=machine, steps=steps, earlier=earlier,
+    )  # fmt: skip
     return {**record, "prepare_s": prepared}
 
 

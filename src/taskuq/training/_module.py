@@ -33,10 +33,8 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.recipe, self.settings = recipe, config
         self.network: nn.Module = recipe.network
-        self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
         # For processes that share batches.
         self.layers = SyncLayers()
-        self._has_begun: bool | None = None
         self._values: list[dict[str, Tensor]] = []
         self._losses: list[Tensor] = []
 
@@ -47,13 +45,9 @@ class TrainingModule(LightningModule):
         self.layers.begin(share, generator)
         # Dropout takes no generator: only the global one can make a restart exact for it.
         torch.manual_seed(generator.initial_seed())
-        if self._has_begun is None:
-            # Read back from the device once, not in every step.
-            self._has_begun = self.recipe.example_batch is None or bool(self.begun)
-        if self.recipe.example_batch is not None and not self._has_begun:
+        # A training resumes after an epoch.
+        if self.recipe.example_batch is not None and self.current_epoch == index == 0:
             self.recipe.example_batch(self.network, batch, generator)
-            self.begun.fill_(True)  # type: ignore[operator]
-            self._has_begun = True
         epoch = self.current_epoch + index / max(1, self.trainer.num_training_batches)
         done = epoch / self.settings.epochs
         loss = self.recipe.loss(self.network, {**batch, "progress": done}, generator)
@@ -95,14 +89,12 @@ class TrainingModule(LightningModule):
             distributed.all_gather_object(parts, value.cpu().tolist())
             whole = [one for part in parts for one in part]
             values[name] = torch.tensor(whole, dtype=value.dtype)
-        if self.trainer.sanity_checking:
-            return
         for name, number in self.recipe.summary(values).items():
             self.log(f"validation_{name}", number, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         c = self.settings
-        weights = _network_weights(self.network)
+        weights = [weight for weight in self.network.parameters() if weight.requires_grad]
         optimiser = (torch.optim.AdamW if c.adamw else torch.optim.Adam)(
             weights, c.learning_rate, (c.betas[0], c.betas[1]), weight_decay=c.weight_decay,
             fused=weights[0].is_cuda,
@@ -179,10 +171,6 @@ class Averaging(WeightAveraging):
         torch._foreach_lerp_(means, weights, 1 - decay)
 
 
-def _network_weights(network: nn.Module) -> list[nn.Parameter]:
-    return [weight for weight in network.parameters() if weight.requires_grad]
-
-
 SCHEMA = "taskuq.timing/1"
 FILE = "timing.json"
 # Synchronising idles a GPU: only these steps of an epoch are timed, in so many epochs.
@@ -215,7 +203,7 @@ class StepTimer(Checkpoint):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch_began = self._step_began = self._batch_ended = _now(pl_module)
-        self._step, self._is_idle = trainer.global_step, True
+        self._step = trainer.global_step
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -229,9 +217,8 @@ class StepTimer(Checkpoint):
         is_timed = batch_idx < SYNCHRONISED * self.config.accumulate
         is_timed &= len(self._epochs) < CLOCKED
         now = _now(pl_module if is_timed else None)
-        was_idle, self._is_idle = self._is_idle, is_timed or pl_module.device.type != "cuda"
-        # A batch that arrives while the GPU computes costs no time.
-        if self._first is not None and was_idle and self._is_idle:
+        # In other steps, a batch that arrives while the GPU computes costs no time.
+        if self._first is not None and is_timed:
             self._trained += now - self._batch_ended
             self._waited += self._wait
         self._batch_ended = now

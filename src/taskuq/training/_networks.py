@@ -18,52 +18,33 @@ if TYPE_CHECKING:
 
 
 class _NetworkEntry(NamedTuple):
+    about: str
     module: str
     method: str | None
-    about: str
     network: str = "NETWORK"
 
 
 LISTED = {
     "recover": {
-        "flow": _NetworkEntry(
-            "taskuq.recover.flow._train",
-            "FlowMethod",
-            "Train the conditional flow, a posterior sampler.",
-        ),
-        "sampler": _NetworkEntry(
-            "taskuq.recover.sampler._train",
-            "SamplerMethod",
-            "Train the one-step sampler and its point-estimate networks.",
-        ),
-        "ct-unrolled": _NetworkEntry(
-            "taskuq.recover._tomography",
-            "UnrolledMethod",
-            "Train the unrolled CT network, a point estimate.",
-        ),
-        "varnet": _NetworkEntry(
-            "taskuq.recover._varnet_training",
-            "VarNetMethod",
-            "Train the variational network, a point estimate.",
-        ),
-        "ct-sampler": _NetworkEntry(
-            "taskuq.recover._tomography",
-            "CTSamplerMethod",
-            "Train the CT sampler and its point-estimate networks.",
-            network="SAMPLER_NETWORK",
-        ),
+        "flow": _NetworkEntry("Train the conditional flow, a posterior sampler.",
+                              "recover.flow._train", "FlowMethod"),
+        "sampler": _NetworkEntry("Train the one-step sampler and its point-estimate networks.",
+                                 "recover.sampler._train", "SamplerMethod"),
+        "ct-unrolled": _NetworkEntry("Train the unrolled CT network, a point estimate.",
+                                     "recover._tomography", "UnrolledMethod"),
+        "varnet": _NetworkEntry("Train the variational network, a point estimate.",
+                                "recover._varnet_training", "VarNetMethod"),
+        "ct-sampler": _NetworkEntry("Train the CT sampler and its point-estimate networks.",
+                                    "recover._tomography", "CTSamplerMethod", "SAMPLER_NETWORK"),
     },
     "task": {
-        "simclr": _NetworkEntry(
-            "taskuq.task._simclr", None, "Pre-train the backbone of a task network without labels."
-        ),
+        "simclr": _NetworkEntry("Pre-train the backbone of a task network without labels.",
+                                "task._simclr", None),
         "classifier": _NetworkEntry(
-            "taskuq.task._classifier_training",
-            "ClassifierMethod",
             "Train the task network, with adversarial images if [attack] has a radius.",
-        ),
+            "task._classifier_training", "ClassifierMethod"),
     },
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,7 +83,7 @@ class NetworkKind:
 
 _ENTRIES = {name: entry for entries in LISTED.values() for name, entry in entries.items()}
 NETWORKS: Registry[NetworkKind] = Registry(
-    "network", {name: f"{entry.module}:{entry.network}" for name, entry in _ENTRIES.items()}
+    "network", {name: f"taskuq.{entry.module}:{entry.network}" for name, entry in _ENTRIES.items()}
 )
 
 
@@ -118,7 +99,9 @@ class MethodRegistry(Registry[type[Any]]):
 
     def __init__(self, what: str, table: str, listed: Mapping[str, str]) -> None:
         lines = LISTED[table].items()
-        networks = {name: f"{line.module}:{line.method}" for name, line in lines if line.method}
+        networks = {
+            name: f"taskuq.{line.module}:{line.method}" for name, line in lines if line.method
+        }
         super().__init__(what, {**listed, **networks})
         self.table = table
 

@@ -16,7 +16,7 @@ from taskuq._registry import VARIABLE, Registry
 from taskuq.conformal._family import SIDES, Side
 from taskuq.conformal._quantiles import exact_alpha
 from taskuq.errors import InputError, first_line
-from taskuq.protocols import FittedScore, NamedScore, NestedScore, Score, TunableScore
+from taskuq.protocols import FittedScore, NestedScore, Score
 
 SCORES: Registry[type[Score]] = Registry(
     "score",
@@ -57,7 +57,7 @@ def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score
     if isinstance(score, type) or not isinstance(score, Score):
         message = f"a score is a name or an object with methods score and interval, got {score!r}"
         raise InputError(message, code="component.invalid")
-    if isinstance(score, TunableScore) and not isinstance(score, FittedScore):
+    if hasattr(score, "fit") and not isinstance(score, FittedScore):
         missing = "needs_tuning, tuning_fraction or tuning_needs_targets"
         message = f"the score {score_name(score)!r} has a method fit, but no {missing}"
         raise InputError(message, code="component.invalid")
@@ -72,8 +72,7 @@ def _score_class(name: str) -> tuple[type[Score], frozenset[str]]:
 
 def score_name(score: Score) -> str:
     """Return the registered name of a score, its own name, or that of its class."""
-    own = score.name if isinstance(score, NamedScore) else type(score).__name__
-    return SCORES.find(type(score)) or own
+    return SCORES.find(type(score)) or str(getattr(score, "name", type(score).__name__))
 
 
 def score_to_dict(score: Any) -> dict[str, Any]:
