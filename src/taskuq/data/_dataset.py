@@ -389,14 +389,16 @@ class SplitConfig:
         return load_split(save_split(new, self.path))
 
 
-def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
+def split_groups(
+    groups: Iterable[str], train: float, tune: float, *, seed: int | np.random.Generator
+) -> Split:
     """Split groups into three sets: training, tuning, and calibration and testing.
 
     Args:
         groups: Names of groups; duplicates are ignored.
         train: Fraction for training.
         tune: Fraction for tuning; the rest, ``judge``, is for calibration and testing.
-        seed: Seed of the split.
+        seed: Integer or Generator for the split.
 
     Example:
         >>> split_groups("abcdefghij", 0.6, 0.2, seed=0).judge

@@ -284,7 +284,7 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
     made = provenance({}, settings.seed)["made_by"]
     return {
         "schema": "taskuq.run/1",
-        "title": "The embedded experiment",
+        "title": "The bundled experiment",
         "what": {
             "data": "Synthetic brain slices with and without lesions (the bundled atlas, 128×128, "
             "8 coils). Calibration, evaluation and scanned patients are separate, and no network "
