@@ -37,13 +37,13 @@ from taskuq.measure._fourier import project_null_space
 from taskuq.recover import FlowSampler, SamplerRecovery, VarNet, build
 from taskuq.recover._cases import MaskedDataset
 from taskuq.recover._compiled import CudaGraph, half_varnet, inference_varnet
-from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates, collate
+from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
-from taskuq.recover.flow._train import PAPER, _flow_recipe
+from taskuq.recover.flow._train import PAPER, _FlowTraining
 from taskuq.recover.sampler._train import PAPER as SAMPLER_PAPER
-from taskuq.recover.sampler._train import PRESETS, SamplerLoss, VarNetEstimator, sampler_recipe
+from taskuq.recover.sampler._train import VarNetEstimator, _SamplerTraining
 from taskuq.training._determinism import gaussian_rows
-from taskuq.training._fit import _estimate_training_cost
+from taskuq.training._fit import TrainerOptions, _estimate_training_cost
 
 SIZE, COILS = 320, 8
 # Slices, and samples of each, that the sampler draws in one call.
@@ -349,7 +349,7 @@ def step() -> None:
     mask[::12], mask[SIZE // 2 - 8 : SIZE // 2 + 8] = True, True
     how = replace(PAPER, compile=True, precision="bf16-mixed", workers=8)
     slices = Slices(images[:16], mask, 10_000)
-    recipe = _flow_recipe(FlowConfig(measured_noise=0.05), compiled=True)
+    recipe = _FlowTraining(training=how).recipe(None, TrainerOptions())
     took = _estimate_training_cost(
         recipe, slices, replace(slices, count=2 * how.batch), how, steps=14
     )
@@ -358,8 +358,8 @@ def step() -> None:
     masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), seed=0)
     cases = CrossFitDataset(MaskedDataset(data, masks, seed=0), np.arange(64) % 2)
     honest = CrossFitEstimates([build("varnet", preset="paper") for _ in range(2)], None)
-    scored = replace(sampler_recipe(PRESETS["paper"], SamplerLoss(), honest), collate=collate)
     how = replace(SAMPLER_PAPER, epochs=40, workers=8)
+    scored = _SamplerTraining(training=how).sampler_recipe("sampler", honest, TrainerOptions())
     took = _estimate_training_cost(scored, cases, cases, how, steps=12)
     report_step(f"training step of the sampler, {how.batch} slices of 4 samples", took)
 

@@ -2,9 +2,9 @@
 # # Calibrate three tasks from a data frame
 #
 # If your task outputs come from another program, put them in a data frame. Every function that takes a table also takes
-# a pandas or polars frame or an Arrow table. Here three numbers were computed from every reconstructed slice: the
-# probability of a nodule, its area in mm², and the mean density of the lung in Hounsfield units. The frame is
-# synthetic. Each row belongs to one slice, round and task and holds eight samples.
+# a pandas or polars frame or an Arrow table. In this synthetic example, three numbers were computed from every
+# reconstructed slice: the probability of a nodule, its area in mm², and the mean density of the lung in Hounsfield
+# units. Each row belongs to one slice, round and task, and contains eight samples.
 
 # %%
 import numpy as np
@@ -40,8 +40,8 @@ rows = pd.concat(frames)
 print(rows.head(2).round(3).T)
 
 # %% [markdown]
-# `bound` is for the area alone; the intervals of `joint` cover all three targets jointly. The column `group` holds the
-# patient, so both guarantees are for a new patient.
+# `bound` covers the area alone; the intervals of `joint` cover all three targets jointly. The column `group` contains
+# the patient, so both guarantees are for a new patient.
 
 # %%
 table = tq.TaskOutputs.load(rows, task_range={"nodule": (0, 1), "area": (0, np.inf)})
@@ -66,13 +66,13 @@ simulated = tq.simulate(
 # | column | content |
 # |---|---|
 # | `case` | identifier: a number or a string |
-# | `target` | output of the task on the true image; omit if unknown, as for new cases |
-# | `output_0`, `output_1`, … | outputs, one column per sample (`output` for a point estimate); or one row per sample, with columns `sample` and `output` |
-# | `acceleration`, `round` | full cost over the round's cost, and the name of the round; omit if there is one |
-# | `task` | name of the task; omit if there is one |
+# | `target` | output of the task on the true image; omit it if unknown, as for new cases |
+# | `output_0`, `output_1`, … | outputs, one column for each sample (`output` for a point estimate); or one row for each sample, with columns `sample` and `output` |
+# | `acceleration`, `round` | full cost divided by the round's cost, and the name of the round; omit both if there is only one round |
+# | `task` | name of the task; omit it if there is only one task |
 # | `group`, `site`, `label` | patient, hospital and class; optional |
 #
-# A case that lacks a round or a task is left out and listed in `table.missing_cases`. Two rows for the same case,
+# A case that lacks a round or a task is omitted and listed in `table.missing_cases`. Two rows for the same case,
 # round and task raise an error. The command line reads the same columns: `rows.to_parquet("outputs.parquet")`, then
 # `taskuq report outputs.parquet --alpha 0.1 --max-width nodule=0.4,area=40,density=60 -o report`.
 

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Use a deepinv model
 #
-# [deepinv](https://deepinv.github.io) provides imaging systems (`physics`), denoisers, reconstructors and samplers. Any
-# of its physics can be the measurement, and any of its models the recovery. Install the `mri` and `deepinv` extras.
+# [deepinv](https://deepinv.github.io) provides imaging systems (`physics`), denoisers, reconstructors and samplers. You
+# can use any of its physics as the measurement and any of its models as the recovery. Install the `mri` and `deepinv`
+# extras.
 #
 # Each scene contains one bright blob; only a random subset of the pixels is measured. deepinv's diffusion sampler DDRM
 # fills in the other pixels, using a total-variation denoiser, which needs no training. The task is the area of the
@@ -43,15 +44,16 @@ sampler = deepinv.sampling.DDRM(denoiser, sigmas=np.linspace(1, 0, 10), verbose=
 scenes = [scene(k) for k in range(60)]
 
 # %% [markdown]
-# One call goes from model, physics, images and task to a calibrated bound:
+# One call turns model, physics, images and task into a calibrated bound:
 
 # %%
 print(calibrate(sampler, physics[4], scenes, area, alpha=0.2, samples=8, together=8))
 
 # %% [markdown]
-# With several rounds, use a pipeline. Each round must contain the measurements of the previous round: the masks
-# threshold the same random array, and `DeepinvMeasure` derives the noise from `seed` and the image. For every case,
-# round and sample, `DeepinvRecover` seeds the global generators that deepinv uses, and restores their state afterwards.
+# With several rounds, use a pipeline. Each round must contain the measurements of the previous round. Therefore the
+# masks are thresholds of the same random array, and `DeepinvMeasure` derives the noise from `seed` and the image. For
+# every case, round and sample, `DeepinvRecover` seeds the global generators that deepinv uses, and restores their state
+# afterwards.
 
 # %%
 pipeline = tq.Pipeline(DeepinvMeasure(physics, seed=0), DeepinvRecover(sampler, together=8), area)
@@ -59,13 +61,13 @@ rounds = {"a quarter": 4, "a half": 2, "three quarters": 4 / 3}
 table = pipeline.run(scenes, accelerations=rounds, samples=8, seed=0, progress=False)
 
 # %% [markdown]
-# | in deepinv | here |
+# | in deepinv | in taskuq |
 # |---|---|
 # | a `physics` for each round | `DeepinvMeasure({R: physics, ...}, seed=...)`; omit `seed` if there is no noise |
 # | a sampler: DDRM, DiffPIR, posterior diffusion | `DeepinvRecover(model)`; `together=8` draws eight samples in one call |
 # | a Markov chain: ULA, SKRock, `sampling_builder` | `DeepinvRecover(model, kind="chain")` |
 # | a reconstructor: `physics.A_dagger`, a U-Net, an unrolled network | `DeepinvRecover(model, kind="point")`; use the score `ar` |
-# | `model(y, physics)` | `DeepinvModel(recover)` of a network of taskuq, for MRI physics with masks of columns |
+# | `model(y, physics)` | `DeepinvModel(recover)`, which wraps a taskuq network for MRI physics with column masks |
 
 # %%
 results = [tq.evaluate_exact(table, acceleration=name, alpha=0.2) for name in rounds]

@@ -1,16 +1,17 @@
 # %% [markdown]
 # # Stop when the image is good enough
 #
-# Sometimes the image itself is the result: you want to stop the scan when its PSNR is at least 38 dB. The true image is
-# unknown during a scan, but posterior samples can stand in for it. Let $\tilde x^{(j)}$ be the samples and $\hat x$ their
-# mean, which you report; image quality is then a task like any other, whose target $z$ depends on the round:
+# Sometimes the image itself is the result: for example, you want to stop the scan when the PSNR is at least 38 dB. The
+# true image is unknown during a scan, but posterior samples can replace it. Let $\tilde x^{(j)}$ be the samples and
+# $\hat x$ their mean, which you report. Image quality $m$ is then a task like any other, except that its target $z$
+# depends on the round:
 #
 # $$
 # \hat z^{(j)} = m(\hat x, \tilde x^{(j)}), \qquad z = m(\hat x, x).
 # $$
 #
-# Here the patients are random fields with little or much detail, and rounds measure nested columns of k-space. The
-# sampler keeps the measured columns and draws the others; it estimates the amount of detail from the measured ones.
+# In this example, patients are random fields with little or much detail, and rounds measure nested columns of k-space.
+# The sampler keeps the measured columns, estimates the amount of detail from them, and draws the other columns.
 
 # %%
 import numpy as np
@@ -60,10 +61,10 @@ table = tq.Pipeline(measure, recover, PSNR()).run(
 print(table.targets.shape, np.median(table.targets, axis=1).round(1))
 
 # %% [markdown]
-# Plan with a level goal. `at_least` stops a scan when the lower bound of its PSNR exceeds the level; use `at_most` for
-# distances such as NMSE, LPIPS and DISTS. The guarantee is by patient: a random slice of a new patient has the reported
-# quality with probability at least 0.9. `paper` is the rule of the authors' second paper, which calibrates each round
-# separately.
+# Calibrate a policy with a level goal. With `at_least`, a scan stops when the lower bound of its PSNR exceeds the level;
+# for distances such as NMSE, LPIPS and DISTS use `at_most`. The guarantee is for new patients: a random slice of a new
+# patient has the reported quality with probability at least 0.9. `paper` is the rule of the authors' second paper, which
+# calibrates each round separately.
 
 # %%
 goal = {"alpha": 0.1, "at_least": 38}

@@ -2,8 +2,8 @@
 # # Stop a scan
 #
 # Calibrate a policy once, on a table of earlier patients. After each round of a scan, the policy decides whether to
-# stop. The bundled table holds the lesion probabilities of 2160 slices of 270 synthetic patients at R = 16, 8, 4 and 2.
-# One patient is left out and scanned.
+# stop. The bundled table contains lesion probabilities for 2160 slices of 270 synthetic patients at R = 16, 8, 4 and 2.
+# In this example, one patient is left out of the calibration and scanned.
 
 # %%
 import numpy as np
@@ -17,9 +17,9 @@ policy = tq.plan(earlier, alpha=0.1, max_width=0.25, policy="anytime")
 print(policy)
 
 # %% [markdown]
-# `tq.acquire` runs the loop on any object with `measure(round)`: here the scanner replays the outputs of a stored
-# slice, so recovery and task only pass them on. With `state=` a scan resumes after a power cut, and an audit log
-# records every decision. A fault never makes a scan stop early.
+# `tq.acquire` runs the loop on any object with a method `measure(round)`. Here the scanner replays the outputs of a
+# stored slice, so recovery and task only pass them on. With `state=` a scan resumes after a power cut, and an audit log
+# records every decision. A fault never stops a scan early.
 
 
 # %%
@@ -47,9 +47,9 @@ print([one.acceleration for one in scans])
 print(scans[-1])
 
 # %% [markdown]
-# Before you use a policy, simulate it on your table: how much faster are scans, and how often is the reported interval
-# right? An anytime policy covers the target in all rounds simultaneously; a fixed-width policy covers it when the scan
-# stops, and stops earlier.
+# Before you use a policy, simulate it on your table: how much faster are scans, and how often does the reported interval
+# contain the target? An anytime policy covers the target in all rounds jointly. A fixed-width policy covers it when the
+# scan stops, and stops earlier.
 
 # %%
 for found in tq.simulate(
@@ -59,7 +59,7 @@ for found in tq.simulate(
 
 # %% [markdown]
 # A monitor tests whether new patients are exchangeable with the calibration patients, and withdraws the guarantee after
-# an alarm. The figure shows the slice with the most rounds before an early stop, with its samples, intervals and truth:
+# an alarm. The figure shows a slice that stopped early after many rounds, with its samples, intervals and truth:
 
 # %%
 monitor = tq.Monitor(policy)

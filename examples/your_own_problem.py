@@ -5,8 +5,8 @@
 # you need to measure it? This tutorial needs only NumPy.
 #
 # Provide images and three functions: `measure` (h) returns the measurement of a round, `recover` (g) draws images that
-# fit the measurement, and `task` (f) computes a number from an image. If a measurement has an attribute `preview`, the
-# report's explorer shows that image.
+# agree with the measurement, and `task` (f) computes a number from an image. If a measurement has an attribute
+# `preview`, the report's explorer shows that image.
 
 # %%
 from types import SimpleNamespace
@@ -66,12 +66,12 @@ new = recover(measure(scene(np.random.default_rng(1000)), FULL), samples=16, see
 print(policy.decide(round=0, outputs=task(new)[None]).reason)
 
 # %% [markdown]
-# - **Each round contains the previous one**: `measure` derives its noise seed from the image, so that every call
+# - **Each round contains the previous round.** `measure` derives the seed of its noise from the image, so that every call
 #   returns the same frames.
 # - **Accelerations are cost ratios.** With `costs` and `full_cost` you give costs in frames, views or seconds. A scan
 #   that does not stop early ends with the full measurement, which you define and which yields the target itself.
-# - **The samples need not be accurate.** A blob is not a Gaussian field. The intervals are still valid; better samples
-#   make them shorter.
+# - **The samples need not be accurate.** Here they come from a Gaussian field, although a blob is not one. The intervals
+#   are still valid; better samples make them shorter.
 # - **Scenes must be exchangeable.** If several scenes come from one film, pass the film as `group=`; the guarantee is
 #   then for a new film.
 # - **Anything can be an image**: signals, volumes, tensors.

@@ -105,6 +105,7 @@ def _restore_registries(monkeypatch):
 
 
 @pytest.mark.usefixtures("_restore_registries")
+@pytest.mark.timeout(3600)  # the README runs a demo: minutes on a busy machine
 @pytest.mark.parametrize("document", documents(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_documents_code_runs(document, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)

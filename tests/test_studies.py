@@ -65,8 +65,8 @@ def test_figures_are_written_into_the_document(source, tmp_path, monkeypatch):
     monkeypatch.setattr("studies.tomography.SAMPLES", 2)
     monkeypatch.delitem(RULES, "fixed-width, learned")  # nine scans are too few to learn from
     judge(
-        Path("data/luna-judged.npz"), None, Path("runs/luna-ct-sampler/best.safetensors"), 2,
-        [Path("runs/filtered-back-projection"), Path("runs/sampler")], splits=5, into=document,
+        Path("data/luna-judged.npz"), Path("runs/luna-ct-sampler/best.safetensors"),
+        [Path("runs/filtered-back-projection"), Path("runs/sampler")], 2, 5, document,
     )  # fmt: skip
     text = document.read_text()
     assert text.startswith("before\n<!-- luna -->\n")

@@ -29,7 +29,8 @@ def files() -> dict[str, type]:
 ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 # A comment after a field, or above it.
 COMMENT = re.compile(
-    r"^ +#: (?P<above>.*)\n +(?P<below>\w+):|^ +(?P<name>\w+): .*  #: (?P<text>.*)", re.M
+    r"^ +#: (?P<above>.*(?:\n +#: .*)*)\n +(?P<below>\w+):|^ +(?P<name>\w+): .*  #: (?P<text>.*)",
+    re.M,
 )
 
 
@@ -39,12 +40,17 @@ def meanings(cls: type) -> dict[str, str]:
     for one in reversed(cls.__mro__[:-1]):
         block = inspect.cleandoc(one.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
         for name, text in ARGUMENT.findall(block):
-            plain = re.sub(r":\w+:`([^`]*)`", r"`\1`", " ".join(text.split())).replace("``", "`")
-            found[name] = plain.replace(r"\ell_2", "L2")
+            found[name] = plain_text(text)
         if is_dataclass(one) or one.__module__.startswith("taskuq"):
             for match in COMMENT.finditer(inspect.getsource(one)):
-                found[match["name"] or match["below"]] = match["text"] or match["above"]
+                text = re.sub(r"\n +#: ", " ", match["text"] or match["above"])
+                found[match["name"] or match["below"]] = plain_text(text)
     return found
+
+
+def plain_text(text: str) -> str:
+    plain = re.sub(r":\w+:`([^`]*)`", r"`\1`", " ".join(text.split())).replace("``", "`")
+    return plain.replace(r"\ell_2", "L2")
 
 
 def hints(cls: type) -> dict[str, Any]:

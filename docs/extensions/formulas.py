@@ -8,12 +8,13 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
-# Commands that docutils lacks: dots, small sums, fences of a fixed size; and letters with accents,
-# whose subscripts it would put below them.
+# Commands that docutils lacks: dots, small sums, fences of a fixed size; letters with accents, whose
+# subscripts it would put below them; and fractions of digits without braces, which it joins.
 SAME = tuple(
     (re.compile(pattern), known)
     for pattern, known in (
         (r"\\dots(?![a-z])", r"\\ldots"),
+        (r"\\frac(\d)(\d)", r"\\frac{\1}{\2}"),
         (r"(\\(?:hat|bar|tilde)\s*(?:\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]))", r"{\1{}}"),
         (r"\\textstyle\s*\\sum", r"{\\textstyle\\sum}"),
         (r"\\(big|Big)(?=[)\]]|\\})", r"\\\1r"),

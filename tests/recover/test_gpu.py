@@ -1,7 +1,5 @@
 """What only a GPU can show: compiled regions, CUDA graphs, and steps that never wait."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -12,23 +10,25 @@ from taskuq.recover._cases import CoilAugmentation, ScanRandomisation
 from taskuq.recover._compiled import CudaGraph, accelerate, inference_varnet
 from taskuq.recover._estimate import CrossFitEstimates
 from taskuq.recover._varnet import VarNetConfig
-from taskuq.recover._varnet_training import _varnet_recipe
+from taskuq.recover._varnet_training import VarNetTraining
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig, _affine_in_parts
 from taskuq.recover.flow._sample import FlowSampler
-from taskuq.recover.flow._train import _residual_flow_recipe
+from taskuq.recover.flow._train import _FlowTraining
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
-from taskuq.recover.sampler._sample import SamplerRecovery, _sample_images, counter_normal
+from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
 from taskuq.recover.sampler._train import (
     ImageLossConfig,
     SamplerLoss,
     TaskLossConfig,
     VarNetEstimator,
-    sampler_recipe,
 )
 from taskuq.task._backbone import BackboneConfig
 from taskuq.task._classifier import Classifier, ClassifierConfig
+from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import seeded
+from taskuq.training._fit import TrainerOptions
 
+GPU = TrainerOptions(accelerator="gpu")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -97,7 +97,8 @@ def test_replayed_samples_are_drawn_samples():
     scans = [MRIMeasurement(project_measured(image, mask), mask, 6.0) for image in images]
     estimating = VarNetEstimator(build("varnet", preset="tiny").cuda(), dtype=torch.float32)
     recover = SamplerRecovery(net, estimating, dtype=torch.float32)
-    expected = _sample_images(net, estimating(scans), samples=5, seeds=[1, 2, 3])
+    plain = SamplerRecovery(net, lambda given: estimating(given), dtype=torch.float32)
+    expected = plain.batch(scans, samples=5, seeds=[1, 2, 3])  # without CUDA graphs
     assert expected.std(1).mean() > 1e-2 * expected.mean()
     for cases in (slice(0, 3), slice(1, 2)):  # recorded, and recorded anew
         for _ in range(2):
@@ -160,23 +161,26 @@ def test_a_step_never_waits_for_the_gpu(kind, replayed):
 
 
 def _recipe(kind, replayed):
+    training = TrainingConfig(cuda_graphs=replayed)
     if kind == "flow":
         config = FlowConfig(coils=1, in_channels=6, unet_width=4, unet_pools=2,
                             condition_channels=4, layers=2, steps_per_layer=2)  # fmt: skip
-        return _residual_flow_recipe(config, cuda_graphs=replayed)
+        return _FlowTraining(config, training, estimate="varnet-atlas").recipe(None, GPU)
     if kind in ("sampler", "task"):
         with seeded(0):  # what is not trained is the same in both
             nets = [build("varnet", preset="tiny") for _ in range(2)]
             small = ClassifierConfig(backbone=BackboneConfig("small", width=8), hidden=(8,))
             task = Classifier(small).eval().requires_grad_(False)
         honest = CrossFitEstimates(nets, CoilAugmentation(), cuda_graphs=replayed)
-        quick = partial(accelerate, cuda_graphs=replayed)
-        terms = (TaskLossConfig(), task) if kind == "task" else ()
+        terms = (TaskLossConfig(), task) if kind == "task" else (None, None)
         config = SamplerConfig(width=8, decoder_channels=(8, 16))
-        return sampler_recipe(config, SamplerLoss(ImageLossConfig(), 3, *terms), honest, quick)
+        net = SamplerNet(config)
+        forward = accelerate(net, net.forward, cuda_graphs=replayed)
+        loss = SamplerLoss(honest, ImageLossConfig(), 3, *terms, forward)
+        return Recipe("sampler", net, config, loss, loss.validate)
     scans = ScanRandomisation(coils=(3, 5)) if kind == "any scan" else None
     config = VarNetConfig(cascades=2, width=4, pools=2)
-    return _varnet_recipe(config, cuda_graphs=replayed, randomise=scans)
+    return VarNetTraining(config, training, randomise=scans).recipe(None, GPU)
 
 
 def _step(recipe, batch, step):

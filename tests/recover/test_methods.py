@@ -188,7 +188,7 @@ IMAGES = {
 
 
 def masks(width):
-    drawn = _RandomMasks()(1, width, torch.Generator().manual_seed(width))[0, 0]
+    drawn = _RandomMasks()(1, width, torch.Generator().manual_seed(width))[0]
     column, centre = torch.arange(width), width // 2
     return [drawn, column == centre, column == 3, column < 0, column >= 0, column != centre]
 
@@ -221,7 +221,9 @@ def hold(recover, images, mask, seed=0):
     if hasattr(recover, "estimator"):
         # Coil images agree with the measurement, whatever the residuals.
         estimate = recover.estimator([scan]).estimate
-        coils = estimate.coils(torch.randn(1, SAMPLES, 2, *images.shape[1:]))[0]
+        coils = estimate.coil_images(torch.complex(*torch.randn(2, 1, SAMPLES, *images.shape[1:])))[
+            0
+        ]
         kept = project_measured(coils, mask.expand(len(coils), -1))
         assert (kept - recoveries.rescale_pow2(measured[None])[0]).abs().max() < 1e-5
 

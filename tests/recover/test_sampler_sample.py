@@ -14,13 +14,10 @@ from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import (
     SamplerRecovery,
-    _sample_images,
     counter_normal,
     fit_noise_scale,
 )
-from taskuq.recover.sampler._train import (
-    VarNetEstimator,
-)
+from taskuq.recover.sampler._train import VarNetEstimator
 from taskuq.training._determinism import seeded
 
 SIZE = 16
@@ -68,13 +65,12 @@ def test_samples_agree_with_the_measurement(net, varnet, acceleration):
     noise = torch.randn(3, 5, net.noise_size(SIZE, SIZE), generator=torch.Generator())
     residuals = net(found.inputs(), found.sampled_fraction(), noise)
     assert residuals.std(1).mean() > 1e-2  # samples differ
-    coils = found.estimate.coils(residuals) * found.size.view(-1, 1, 1, 1, 1)
+    errors = torch.complex(*residuals.unbind(2))
+    coils = found.estimate.coil_images(errors) * found.size.view(-1, 1, 1, 1, 1)
     mask = torch.stack([scan.mask for scan in cases])
     kept = project_measured(coils.flatten(0, 1), mask.repeat_interleave(5, 0))
     measured = torch.stack([scan.zero_filled for scan in cases])
     assert (kept - measured.repeat_interleave(5, 0)).abs().max() < 1e-5
-    one = found.estimate.coil_images(2, torch.complex(*residuals[2].unbind(1))[:, None])
-    assert torch.allclose(one * found.size[2], coils[2], atol=1e-5)
     magnitudes = coils.abs().square().sum(2).sqrt()
     assert torch.allclose(found.images(residuals), magnitudes, atol=1e-5)
 
@@ -132,7 +128,7 @@ def test_samples_of_another_operator_are_consistent():
     net = loud(SamplerConfig(in_channels=1, out_channels=1, width=4, decoder_channels=(4, 6)))
     truth = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
     found, _ = slab({"image": truth}, torch.Generator())
-    images = _sample_images(net, found, samples=6, seeds=[0, 1, 2])
+    images = SamplerRecovery(net, lambda _: found).batch([], samples=6, seeds=[0, 1, 2])
     assert (images.flatten(2) @ MATRIX.T - found.seen[:, None]).abs().max() < 1e-3
     assert images.std(1).mean() > 0.1
 
@@ -177,8 +173,10 @@ def test_noise_scale_fits_held_out_errors():
     loudness = fit_noise_scale(net, cases)
     assert loudness == pytest.approx([1.2, 1.2, 1.2, 1.05, 0.9, 0.9, 0.9], abs=0.02)
     widened, plain = (
-        _sample_images(net, cases[0][0], samples=2, seeds=range(400), noise_scale=factors)
-        for factors in (torch.tensor(loudness), None)
+        SamplerRecovery(net, lambda _: cases[0][0], noise_scale=factors).batch(
+            [], samples=2, seeds=range(400)
+        )
+        for factors in (loudness, None)
     )
     assert torch.allclose(widened, loudness[2] * plain, atol=1e-5)
 

@@ -109,9 +109,7 @@ def test_task_terms_fade_in():
 def test_task_terms_are_scores_of_task_outputs():
     generator = torch.Generator().manual_seed(0)
     images, truth = torch.randn(5, 4, 6, 6, generator=generator), torch.zeros(5, 6, 6)
-    found = losses.SamplerLoss(task_loss=losses.TaskLossConfig(), task=Steep()).task_scores(
-        images, truth
-    )
+    found = losses.SamplerLoss(truths, task=Steep())._task_scores(images, truth)
     assert torch.allclose(found[:, 0], losses._fair_crps(3 * images.sum((2, 3)), torch.zeros(5)))
     assert torch.allclose(found[:, 2], losses._energy_score(images.relu(), truth))
 
@@ -154,15 +152,14 @@ def slope(deviation: float, terms: losses.TaskLossConfig | None) -> float:
     """Return the derivative of the loss by the deviation of samples; truths have deviation 1."""
     net = Spread(deviation)
     task = None if terms is None else Steep()
-    scored = losses.SamplerLoss(losses.ImageLossConfig(pool_sizes=()), 4, terms, task)
-    recipe = losses.sampler_recipe(net.config, scored, truths, lambda *_: net)
+    loss = losses.SamplerLoss(truths, losses.ImageLossConfig(pool_sizes=()), 4, terms, task)
     generator = torch.Generator().manual_seed(0)
     batch = {
         "image": torch.randn(CASES, SIDE, SIDE, generator=generator),
         "share": torch.tensor([0.5, 0.125]).repeat(CASES // 2),
         "progress": 1.0,
     }
-    recipe.loss(net, batch, generator).backward()
+    loss(net, batch, generator).backward()
     return float(net.deviation.grad)
 
 
@@ -172,7 +169,7 @@ def slope(deviation: float, terms: losses.TaskLossConfig | None) -> float:
         None,
         losses.TaskLossConfig(),
         losses.TaskLossConfig(gradient_limit=0.05),
-        losses.TaskLossConfig(10.0, 10.0, 10.0, gradient_limit=5.0),
+        losses.TaskLossConfig(None, 10.0, 10.0, 10.0, gradient_limit=5.0),
     ],
 )
 def test_true_spread_is_the_best(terms):
@@ -206,13 +203,10 @@ def test_limited_task_term_scales_with_uncertainty():
     samples = size.view(-1, 1, 1, 1) * torch.randn(100, 4, SIDE, SIDE, generator=generator)
     batch = {"image": truth, "share": shares, "progress": 1.0}
     gradients = []
-    for terms in (None, losses.TaskLossConfig(10.0, 10.0, 10.0, gradient_limit=0.5)):
+    for terms in (None, losses.TaskLossConfig(None, 10.0, 10.0, 10.0, gradient_limit=0.5)):
         net = Given(samples)
-        scored = losses.SamplerLoss(
-            losses.ImageLossConfig(pool_sizes=()), 4, terms, Steep() if terms else None
-        )
-        recipe = losses.sampler_recipe(net.config, scored, truths, lambda *_, net=net: net)
-        recipe.loss(net, batch, generator).backward()
+        image, task = losses.ImageLossConfig(pool_sizes=()), Steep() if terms else None
+        losses.SamplerLoss(truths, image, 4, terms, task)(net, batch, generator).backward()
         gradients.append(net.samples.grad)
     pull, both = gradients
     uncertain = net.sizes[:, 2][net.sizes[:, 2] > 0]

@@ -1,6 +1,7 @@
 """CT recoveries: samples, training and shipped networks."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from taskuq.recover import _tomography as ct
 from taskuq.recover import build, load
 from taskuq.recover._methods import open_recovery
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
-from taskuq.recover.sampler._sample import SamplerRecovery, _sample_images
+from taskuq.recover.sampler._sample import SamplerRecovery
 from taskuq.task import load as task_load
 from taskuq.training._config import TrainingConfig
 from taskuq.training._fit import TrainerOptions, train
@@ -46,7 +47,7 @@ def scan(index, acceleration=4.0):
 def sampler():
     net = SamplerNet(SamplerConfig(3, 1, width=4, decoder_channels=(4, 4)))
     torch.nn.init.normal_(net.out.weight, std=0.1)
-    return SamplerRecovery(net, ct._UnrolledEstimator(ct._UnrolledNet(SMALL)))
+    return SamplerRecovery(net, partial(ct._estimate_scans, ct._UnrolledNet(SMALL)))
 
 
 def test_samples_differ_in_the_null_space():
@@ -57,7 +58,7 @@ def test_samples_differ_in_the_null_space():
         batch = SimpleNamespace(
             inputs=found.inputs, sampled_fraction=found.sampled_fraction, images=images
         )
-        samples = _sample_images(recover.net, batch, samples=6, seeds=[3])
+        samples = SamplerRecovery(recover.net, lambda _: batch).batch([], samples=6, seeds=[3])
         assert samples.std(1).mean() > 1e-3
         return (found.views.radon(samples) - scan(0).projections).norm()
 
@@ -67,7 +68,7 @@ def test_samples_differ_in_the_null_space():
 
 def test_training_simulates_the_scanner():
     batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
-    views, _ = ct._SinogramSimulator(MEASURE)(batch, torch.Generator())
+    views, _ = ct._CTTraining(measure=MEASURE).simulate(batch, torch.Generator())
     kept = views.projections[views.mask]
     assert torch.allclose(kept, scan(0, 8.0).projections, atol=1e-4)
     assert not views.projections[~views.mask].any()
@@ -83,8 +84,8 @@ def test_training_cases_have_random_views():
     images = CHEST[0].image.expand(60, 32, 32)
     rounds = torch.arange(60) % 2
     batch = {"image": images, "round": rounds, "progress": torch.zeros(())}
-    anywhere = ct._SinogramSimulator(MEASURE, random_views_fraction=0.5)
-    views, _ = anywhere(batch, torch.Generator().manual_seed(0))
+    anywhere = ct._CTTraining(measure=MEASURE, random_views_fraction=0.5)
+    views, _ = anywhere.simulate(batch, torch.Generator().manual_seed(0))
     fixed = torch.as_tensor(MEASURE.masks(0))[rounds]
     own = (views.mask != fixed).any(1)
     assert 15 < own.sum() < 45
@@ -100,7 +101,7 @@ def test_counts_in_training_have_the_variance_of_the_scanner():
     noisy = TomographyConfig((8.0, 4.0), views=32, photons=1e3)
     images = CHEST[0].image.expand(200, 32, 32)
     batch = {"image": images, "round": torch.ones(200, dtype=torch.long)}
-    views, _ = ct._SinogramSimulator(noisy)(batch, torch.Generator().manual_seed(0))
+    views, _ = ct._CTTraining(measure=noisy).simulate(batch, torch.Generator().manual_seed(0))
     exact = scan(0).projections
     variance = noisy.counts.variance(exact, 32)
     # 200 squares in each of 376 bins: the mean ratio has a standard error below 1 %.

@@ -49,6 +49,42 @@ def test_lengths_on_real_data_are_those_of_the_csv_file():
     assert blocks(RESULTS / "real-data.md")["lengths"] == paper.markdown(columns[1:], adversarial)
 
 
+def rows_of(page):
+    """Return the cells of each row of the last table of a page."""
+    found = re.findall(r"^\| (.*) \|$", page.read_text().rpartition("|---|")[2], re.MULTILINE)
+    return [row.split(" | ") for row in found]
+
+
+def records_of(file):
+    with (RESULTS / file).open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_coverage_of_classes_is_that_of_the_csv_file():
+    names = ("task", "unit", "alpha", "max_width")
+    made = [one for one in records_of("classes.csv") if one["statistic"] == "spread"]
+    expected = []
+    for average, each in zip(made[::2], made[1::2], strict=True):
+        assert (average["guarantee"], each["guarantee"]) == ("all scans", "each class")
+        row = [average[name].replace("_", " ").replace("group", "volume") for name in names]
+        for one, errors in ((average, False), (each, True)):
+            row.append(f"{float(one['mean_acceleration']):.2f}")
+            for part in ("positives", "negatives"):
+                error = f" ± {float(one[f'{part}_error']):.3f}" if errors else ""
+                row.append(f"{float(one[part]):.3f}{error}".replace("0.", "."))
+        expected.append(row)
+    assert rows_of(RESULTS / "classes.md") == expected
+
+
+def test_quality_goals_are_those_of_the_csv_file():
+    expected = [
+        [one[name] for name in one if name != "splits by"]
+        for one in records_of("quality-goals.csv")
+        if one["splits by"] == "case"
+    ]
+    assert rows_of(RESULTS / "paper.md") == expected
+
+
 @pytest.mark.skipif(not LGG.exists(), reason="the slices of low-grade glioma are not here")
 def test_volumes_on_real_data_are_those_of_their_study():
     from studies.tumour_volumes import lines, volumes

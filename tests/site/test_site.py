@@ -169,6 +169,7 @@ def test_an_invalid_formula_or_link_fails_the_build(tmp_path, text, message):
         (r"\hat z_i", "<msub>"),
         (r"S_1, \dots, S_n", "…"),
         (r"\big(x\big)", "minsize"),
+        (r"\frac12 x", "<mn>1</mn>"),
         (r"a + \textstyle\sum_i s_i", "∑"),
     ],
 )

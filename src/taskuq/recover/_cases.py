@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from taskuq._config import Acceleration, Coils, NonNegative, Seed, Unit
+from taskuq._config import Acceleration, Seed, Unit, Within, check_ranges
 from taskuq._seeds import batch_seed, mix_seeds, per_case_random
 from taskuq.data._dataset import Case, Dataset, load_all_images, precision_of
 from taskuq.data._readers import Data, open_data, paper_data
@@ -26,6 +26,8 @@ from taskuq.training._determinism import DeviceDataset
 from taskuq.training._fit import TrainerOptions
 
 PATTERNS = ("inverse-distance", "uniform", "equidistant")
+CoilCount = Annotated[int, Within("[1, 256]")]
+Half = Annotated[float, Within("[0, 0.5]")]
 # Above every key that Gumbel noise of a float gives, and below the centre's.
 _FIRST = 1e6
 
@@ -41,25 +43,25 @@ class _RandomMasks:
     patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines; one is drawn at random.
 
     def __post_init__(self) -> None:
-        (low, high), (narrow, wide) = self.acceleration_range, self.acs_fraction
-        if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
-            text = f"acceleration_range must rise from 1, acs_fraction within [0, 1], got {self}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
+        for name in ("acceleration_range", "acs_fraction"):
+            low, high = getattr(self, name)
+            if low > high:
+                text = f"{name} must be increasing, got {low:g} and {high:g}"
+                raise InputError(text, code="value.invalid")
         if not self.patterns or set(self.patterns) - set(PATTERNS):
             text = f"patterns must be of {PATTERNS}, got {self.patterns}"
             raise InputError(text, code="choice.unknown")
 
-    def __call__(
-        self, cases: int, width: int, generator: torch.Generator, *, rounds: int = 1
-    ) -> Tensor:
-        """Return nested masks, booleans (case, round, width); True is measured."""
+    def __call__(self, cases: int, width: int, generator: torch.Generator) -> Tensor:
+        """Return masks, booleans (case, width); True is measured."""
         uniform = partial(_uniform, generator)
         low, high = (math.log(R) for R in self.acceleration_range)
-        lines = torch.round(width * torch.exp(-(low + (high - low) * uniform(cases, rounds))))
-        lines = lines.long().clamp(1, width).sort(dim=1).values
+        lines = torch.round(width * torch.exp(-(low + (high - low) * uniform(cases))))
+        lines = lines.long().clamp(1, width)
         narrow, wide = self.acs_fraction
         fraction = narrow + (wide - narrow) * uniform(cases)
-        centre = torch.round(fraction * lines[:, 0]).long().clamp_min(1)
+        centre = torch.round(fraction * lines).long().clamp_min(1)
         column = torch.arange(width, device=generator.device)
         start = width // 2 - centre[:, None] // 2
         is_centre = (column >= start) & (column < start + centre[:, None])
@@ -69,7 +71,7 @@ class _RandomMasks:
         # Equidistant lines outside the centre, from a random offset.
         left = (~is_centre).sum(1, keepdim=True)
         shifted = torch.minimum((uniform(cases)[:, None] * left).long(), left - 1).clamp_min(0)
-        index, count = (~is_centre).cumsum(1), lines[:, :1] - centre[:, None]
+        index, count = (~is_centre).cumsum(1), (lines - centre)[:, None]
         before, after = (
             torch.div(k * count + shifted, left.clamp_min(1), rounding_mode="floor")
             for k in (index - 1, index)
@@ -81,7 +83,7 @@ class _RandomMasks:
         keys = keys.take_along_dim(which[:, None, None], dim=1)[:, 0]
         keys = torch.where(is_centre, math.inf, keys)
         rank = keys.argsort(dim=1, descending=True).argsort(dim=1)
-        return rank[:, None] < lines[:, :, None]
+        return rank < lines[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,16 +192,13 @@ class RecoveryTraining:
 class CoilAugmentation:
     """Settings of [augment]: random rotation, shift, stretch and flip of coil images."""
 
-    rotation: NonNegative = 10.0  #: Maximum rotation in degrees.
-    shift: Unit = 0.1  #: Maximum shift, as a fraction of the side.
-    stretch: Unit = 0.1  #: Maximum relative stretch of each side.
-    flip: Unit = 0.5  #: Probability of a left-right flip.
+    rotation: Annotated[float, Within("[0, 45]")] = 10.0  #: Maximum rotation in degrees.
+    shift: Half = 0.1  #: Maximum shift, as a fraction of the side.
+    stretch: Half = 0.1  #: Maximum relative stretch of each side.
+    flip: Half = 0.5  #: Probability of a left-right flip.
 
     def __post_init__(self) -> None:
-        values = (self.rotation, self.shift, self.stretch, self.flip)
-        if min(values) < 0 or self.rotation > 45 or max(values[1:]) > 0.5:
-            text = f"rotation must be in [0, 45], the others in [0, 0.5], got {self}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return transformed coil images, complex (case, coil, height, width)."""
@@ -261,18 +260,15 @@ class ScanRandomisation:
     #: Distribution of the random masks of the other cases.
     masks: _RandomMasks = field(default_factory=_RandomMasks)
     #: Possible numbers of coils, one of which is drawn per batch; requires data.coils = 0.
-    coils: tuple[Coils, ...] = ()
+    coils: tuple[CoilCount, ...] = ()
     noise_fraction: Unit = 0.5  #: Fraction of cases with noise added to k-space.
     snr_db: tuple[float, float] = (20.0, 60.0)  #: Range of the signal-to-noise ratio, in decibels.
-    contrast: NonNegative = 0.5  #: Strength of a random monotone change of intensities.
+    contrast: Unit = 0.5  #: Strength of a random monotone change of intensities.
 
     def __post_init__(self) -> None:
-        fractions = (self.fixed_mask_fraction, self.noise_fraction, self.contrast)
-        if min(fractions) < 0 or max(fractions) > 1:
-            text = f"fractions and contrast must be in [0, 1], got {self}"
-            raise InputError(text, code="value.invalid")
-        if min(self.coils, default=1) < 1 or self.snr_db[0] > self.snr_db[1]:
-            text = f"coils must be at least 1 and snr_db increasing, got {self}"
+        check_ranges(self)
+        if self.snr_db[0] > self.snr_db[1]:
+            text = f"snr_db must be increasing, got {self.snr_db}"
             raise InputError(text, code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
@@ -283,7 +279,7 @@ class ScanRandomisation:
         if self.coils:
             images = self._simulate_coils(images, generator)
         cases, width = mask.shape
-        own = self.masks(cases, width, generator)[:, 0]
+        own = self.masks(cases, width, generator)
         is_round = _uniform(generator, cases) < self.fixed_mask_fraction
         mask = torch.where(is_round[:, None], mask, own)
         signal = images.abs().square().sum(1).mean((1, 2)).sqrt()

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from taskuq._config import Natural, read_toml, to_toml_table
+from taskuq._config import Natural, check_ranges, read_toml, to_toml_table
 from taskuq.data._dataset import Subset
 from taskuq.errors import InputError
 from taskuq.measure._coils import rss, to_channels
@@ -30,6 +30,7 @@ from taskuq.measure._fourier import (
 from taskuq.pipeline._progress import Progress
 from taskuq.recover._cases import CoilAugmentation, MaskedDataset, ScanRandomisation, simulate_scan
 from taskuq.recover._compiled import CudaGraph, inference_varnet
+from taskuq.recover._methods import load_network
 from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover._varnet_training import PAPER, VarNetTraining
 from taskuq.training._config import Batch, TrainingConfig
@@ -63,6 +64,9 @@ def case_scale(y: Tensor) -> Tensor:
     return torch.maximum(quantile, magnitudes.amax(1) / 100).clamp_min(tiny)
 
 
+N = TypeVar("N", bound=nn.Module)
+
+
 class VarNetEstimate(NamedTuple):
     """Estimates of a batch with their condition channels."""
 
@@ -84,27 +88,24 @@ class VarNetEstimate(NamedTuple):
         error = _combine(self.maps, truth) - self.image
         return to_channels((error * self._unit())[:, None])
 
-    def coil_images(self, case: int, errors: Tensor) -> Tensor:
-        """Return data-consistent coil images (sample, coil, height, width) of a case."""
-        images = self.image[case] + errors * (self.phase[case] * self.scale[case])
-        return data_consistency_1d(self.maps[case] * images, self.measured[case], self.mask[case])
-
     def sampled_fraction(self) -> Tensor:
         return self.mask.to(self.scale.dtype).mean(1)
 
     def images(self, residuals: Tensor) -> Tensor:
         """Return data-consistent magnitude images (case, sample, height, width)."""
-        return rss(self.coils(residuals))
+        return rss(self.coil_images(torch.complex(*residuals.unbind(2))))
 
-    def coils(self, residuals: Tensor) -> Tensor:
-        """Return data-consistent coil images (case, sample, coil, height, width)."""
-        turn = (self.phase * self.scale.view(-1, 1, 1))[:, None]
-        images = self.image[:, None] + torch.complex(*residuals.unbind(2)) * turn
+    def coil_images(self, errors: Tensor) -> Tensor:
+        """Return data-consistent images (case, sample, coil, height, width) of complex errors."""
+        images = self.image[:, None] + errors * (self.phase * self.scale.view(-1, 1, 1))[:, None]
         return data_consistency_1d(
             self.maps[:, None] * images[:, :, None],
             self.measured[:, None],
             self.mask[:, None, None, None],
         )
+
+    def of(self, cases: slice) -> VarNetEstimate:
+        return VarNetEstimate(*(part[cases] for part in self))
 
     def _unit(self) -> Tensor:
         return self.phase.conj() / self.scale.view(-1, 1, 1)
@@ -201,75 +202,84 @@ class EstimateDataset:
         )
 
 
-def check_folds(folds: int) -> None:
-    if folds < 0 or folds == 1:
-        text = f"estimate.folds must be 0 or at least 2, got {folds}"
-        raise InputError(text, code="value.invalid")
+@dataclass(frozen=True)
+class CrossFitConfig:
+    """Point-estimate network and its cross-fitting."""
 
+    weights: Path | None = None  #: Trained network; by default, one is trained first.
+    folds: Natural = 0  #: Cross-fitting folds; 0 if weights were trained on other patients.
+    network: Any = None  #: Size of the point-estimate networks, which are trained first.
+    training: TrainingConfig = PAPER  #: Optimiser and schedule of these networks.
+    init_from: Path | None = None  #: Initial weights of these networks.
 
-def train_estimators(
-    settings: Any,
-    weights: Path | None,
-    folds: int,
-    cases: Sequence[Any],
-    folder: Path,
-    **options: Any,
-) -> list[Path]:
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.folds == 1:
+            text = "estimate.folds must be 0 or at least 2, got 1"
+            raise InputError(text, code="value.invalid")
 
-    def run(name: str, how: Any, part: Any) -> Path:
-        return train(how, folder / name, cases=(part, cases[1]), **options)
+    def train(
+        self, cases: Sequence[Any], settings: Any, folder: Path, **options: Any
+    ) -> tuple[CrossFitDataset, CrossFitDataset, list[Path]]:
+        """Train the networks; return training and validation cases, and the weights."""
+        groups, seed = cases[0].source.groups, self.training.seed
+        networks, validation = (np.zeros(len(part), dtype=np.int64) for part in cases)
+        if self.folds:
+            networks = 1 + assign_folds(groups, self.folds, seed=seed)
+        same = {name: getattr(self, name) for name in ("network", "training", "init_from")}
+        paths = self._train(cases, networks, replace(settings, **same), folder, **options)
+        datasets = CrossFitDataset(cases[0], networks), CrossFitDataset(cases[1], validation)
+        return *datasets, paths
 
-    paths = [locate(weights) if weights else run("estimate", settings, cases[0])]
-    if folds:
-        of_case = assign_folds(cases[0].source.groups, folds, seed=settings.training.seed)
-        # As many steps as the network of all groups takes: its errors are to be like theirs.
-        epochs = round(settings.training.epochs * folds / (folds - 1))
-        longer = replace(settings, training=replace(settings.training, epochs=epochs))
-        for fold in range(folds):
-            others = replace(cases[0], source=Subset.where(cases[0].source, of_case != fold))
-            paths.append(run(_fold_name(fold, folds), longer, others))
-    return paths
+    def _train(
+        self,
+        cases: Sequence[Any],
+        networks: NDArray[np.int64],
+        settings: Any,
+        folder: Path,
+        **options: Any,
+    ) -> list[Path]:
+        def run(name: str, how: Any, part: Any) -> Path:
+            return train(how, folder / name, cases=(part, cases[1]), **options)
 
+        paths = [locate(self.weights) if self.weights else run("estimate", settings, cases[0])]
+        if self.folds:
+            # As many steps as the network of all groups takes: its errors are to be like theirs.
+            epochs = round(self.training.epochs * self.folds / (self.folds - 1))
+            longer = replace(settings, training=replace(self.training, epochs=epochs))
+            for fold in range(self.folds):
+                source = Subset.where(cases[0].source, networks != 1 + fold)
+                paths.append(run(self._fold(fold), longer, replace(cases[0], source=source)))
+        return paths
 
-def _fold_name(fold: int, folds: int) -> str:
-    return f"fold-{fold + 1}-of-{folds}"
-
-
-def cross_fit_datasets(
-    cases: Sequence[Any], folds: int, seed: int
-) -> tuple[CrossFitDataset, CrossFitDataset]:
-    networks, validation = (np.zeros(len(part), dtype=np.int64) for part in cases[:2])
-    if folds:
-        networks = 1 + assign_folds(cases[0].source.groups, folds, seed=seed)
-    return CrossFitDataset(cases[0], networks), CrossFitDataset(cases[1], validation)
+    def _fold(self, fold: int) -> str:
+        return f"fold-{fold + 1}-of-{self.folds}"
 
 
 @dataclass(frozen=True)
-class EstimateConfig:
+class EstimateConfig(CrossFitConfig):
     """Settings of [estimate]: point-estimate network and its cross-fitting."""
 
     weights: Path | None = None  #: Trained VarNet; by default, one is trained first.
-    folds: Natural = 0  #: Cross-fitting folds; 0 if weights were trained on other patients.
-    #: Folder of an earlier training run with point-estimate networks to reuse.
-    reuse_from: Path | None = None
     #: Size of the point-estimate networks, which are trained first.
     network: VarNetConfig = field(default_factory=VarNetConfig)
-    training: TrainingConfig = PAPER  #: Optimiser and schedule of these networks.
-    init_from: Path | None = None  #: Initial weights of these networks.
+    #: Folder of an earlier training run with point-estimate networks to reuse.
+    reuse_from: Path | None = None
     #: Data range of SSIM: maximum of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
 
-    def __post_init__(self) -> None:
-        check_folds(self.folds)
-
-    def train(
-        self, cases: Sequence[MaskedDataset], settings: VarNetTraining, folder: Path, **options: Any
+    def _train(
+        self,
+        cases: Sequence[Any],
+        networks: NDArray[np.int64],
+        settings: Any,
+        folder: Path,
+        **options: Any,
     ) -> list[Path]:
-        names = ("network", "training", "data_range", "init_from")
-        settings = replace(settings, **{name: getattr(self, name) for name in names})
         if self.reuse_from is not None:
             return self._stored(self.reuse_from, settings)
-        return train_estimators(settings, self.weights, self.folds, cases, folder, **options)
+        settings = replace(settings, data_range=self.data_range)
+        return super()._train(cases, networks, settings, folder, **options)
 
     def _stored(self, folder: Path, settings: VarNetTraining) -> list[Path]:
         """Return the estimators of another training run; data and folds must be the same."""
@@ -291,12 +301,24 @@ class EstimateConfig:
             text += "name one of the same data, masks and folds"
             raise InputError(text, code="resume.mismatch")
         weights = self.weights or estimate.get("weights") or estimate_weights(folder)
-        folds = [folder / _fold_name(k, self.folds) for k in range(self.folds)]
+        folds = [folder / self._fold(k) for k in range(self.folds)]
         return [locate(weights), *(fold / "best.safetensors" for fold in folds)]
 
 
 def estimate_weights(folder: Path) -> Path:
     return folder / "estimate" / "best.safetensors"
+
+
+def load_estimator(weights: Path, named: Path | None, kind: type[N]) -> N:
+    """Load the point-estimate network of a sampler: the named one, or that of its training."""
+    card = read_toml(weights.with_suffix(".toml")).get("estimate") or {}
+    if isinstance(card, dict):  # of a sampler, whose training holds it
+        trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
+        card = card.get("weights") or (trained if trained.exists() else None)
+    if not (path := named or card):
+        text = f"{weights.name} names no point-estimate network; set 'estimate'"
+        raise InputError(text, code="config.missing")
+    return load_network(path, kind)
 
 
 def assign_folds(groups: NDArray[np.str_], folds: int, *, seed: int) -> NDArray[np.int64]:

@@ -85,7 +85,7 @@ def stack_measurements(measurements: Sequence[Any]) -> tuple[Tensor, Tensor]:
 N = TypeVar("N", bound=nn.Module)
 
 
-def load_estimator(weights: Path | str, kind: type[N]) -> N:
+def load_network(weights: Path | str, kind: type[N]) -> N:
     net = RECOVERIES.load(locate(weights))
     if not isinstance(net, kind):
         text = f"estimate names {weights}, which is not a {kind.__name__}"

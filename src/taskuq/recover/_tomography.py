@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from taskuq._config import Channels, Count, Depth, Natural, Unit
+from taskuq._config import Channels, Depth, Unit
 from taskuq._seeds import per_case_random
 from taskuq.data._dataset import Dataset, load_all_images
 from taskuq.data._readers import READERS, Data, open_data
@@ -29,17 +29,17 @@ from taskuq.measure._tomography import (
     view_angles,
 )
 from taskuq.recover._cases import CoilAugmentation, random_round
-from taskuq.recover._estimate import by_network, check_folds, cross_fit_datasets, train_estimators
-from taskuq.recover._methods import RECOVERIES, BatchRecovery, init_weights, load_estimator
+from taskuq.recover._estimate import CrossFitConfig, by_network, load_estimator
+from taskuq.recover._methods import RECOVERIES, BatchRecovery, init_weights, load_network
 from taskuq.recover._varnet import UNet
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery
 from taskuq.recover.sampler._train import (
     PAPER,
     ImageLossConfig,
+    SampleCount,
     SamplerTrainingMixin,
     TaskLossConfig,
-    find_estimate,
 )
 from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._determinism import DeviceDataset
@@ -54,11 +54,6 @@ class _UnrolledConfig:
     cascades: Depth = 6  #: Number of refinement steps.
     width: Channels = 32  #: Channels at the first level of each U-Net.
     pools: Depth = 4  #: Number of times a U-Net halves the image.
-
-    def __post_init__(self) -> None:
-        if min(self.cascades, self.width, self.pools) < 1:
-            text = f"cascades, width and pools must be positive, got {self}"
-            raise InputError(text, code="value.invalid")
 
 
 class _UnrolledNet(nn.Module):
@@ -126,9 +121,6 @@ class _CTTraining:
     augment: CoilAugmentation | None = None  #: Augmentation of images.
     random_views_fraction: Unit = 0.0  #: Fraction of training cases measured with random views.
 
-    def simulator(self) -> _SinogramSimulator:
-        return _SinogramSimulator(self.measure, self.augment, self.random_views_fraction)
-
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
         training, validation = data or open_data(self.data)
         rounds = len(self.measure.accelerations)
@@ -137,38 +129,26 @@ class _CTTraining:
             _SinogramDataset(validation, rounds, None),
         )
 
-
-class _SinogramSimulator:
-    def __init__(
-        self,
-        measure: TomographyConfig,
-        augment: CoilAugmentation | None = None,
-        random_views_fraction: float = 0,
-    ) -> None:
-        if not 0 <= random_views_fraction <= 1:
-            raise InputError(
-                f"random_views_fraction must be in [0, 1], got {random_views_fraction}",
-                code="value.invalid",
-            )
-        self.measure, self.augment = measure, augment
-        self.random_views_fraction = random_views_fraction
-        masks = measure.masks(0)
+    @cached_property
+    def _views(self) -> tuple[Tensor, tuple[float, ...]]:
+        """Return the masks of the rounds and the angles of their columns."""
+        masks = self.measure.masks(0)
         # Rounds are nested: without random views no others are used.
-        kept = np.arange(measure.views) if random_views_fraction else np.flatnonzero(masks[-1])
-        self.masks, self.angles = torch.as_tensor(masks[:, kept]), view_angles(kept, measure.views)
-        self.fractions = 1 / torch.tensor(measure.accelerations)
+        every = self.random_views_fraction > 0
+        kept = np.arange(self.measure.views) if every else np.flatnonzero(masks[-1])
+        return torch.as_tensor(masks[:, kept]), view_angles(kept, self.measure.views)
 
-    def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[SinogramBatch, Tensor]:
+    def simulate(self, batch: Batch, generator: torch.Generator) -> tuple[SinogramBatch, Tensor]:
         """Return the measured views and the true images (case, height, width)."""
         images = batch["image"]
         if self.augment is not None and "progress" in batch:
             images = self.augment(images[:, None] + 0j, generator)[:, 0].abs()
-        rounds = batch["round"]
-        mask = self.masks.to(images.device)[rounds]
-        fraction = self.fractions.to(images.device)[rounds]
+        rounds, (masks, angles) = batch["round"], self._views
+        mask = masks.to(images.device)[rounds]
+        fraction = (1 / torch.tensor(self.measure.accelerations)).to(images.device)[rounds]
         if self.random_views_fraction and "progress" in batch:
             mask, fraction = self._random_views(mask, fraction, generator)
-        radon = Radon(images.shape[-1], self.angles)
+        radon = Radon(images.shape[-1], angles)
         exact = radon(images)
         counts, size = self.measure.counts, radon.size
         read = exact
@@ -285,25 +265,23 @@ class _UnrolledTraining(_CTTraining):
     init_from: Path | None = None  #: Initial weights, a file or a bundled name.
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
-        validate = partial(_validate, simulator=self.simulator())
         recipe = Recipe(
             kind="ct-unrolled",
             network=_UnrolledNet(self.network),
             config=self.network,
-            loss=lambda *inputs: validate(*inputs)["loss"].mean(),
-            validate=validate,
+            loss=lambda *inputs: self._validate(*inputs)["loss"].mean(),
+            validate=self._validate,
             summary=partial(_summary, self.measure.accelerations),
         )
         init_weights(recipe.network, self.init_from, "ct-unrolled")
         return recipe
 
-
-def _validate(
-    net: nn.Module, batch: Batch, generator: torch.Generator, *, simulator: _SinogramSimulator
-) -> dict[str, Tensor]:
-    views, truth = simulator(batch, generator)
-    error = (net(views) - truth).square().mean((1, 2)).clamp_min(1e-12).sqrt()
-    return {"loss": error, "peak": truth.amax((1, 2)), "round": batch["round"].float()}
+    def _validate(
+        self, net: nn.Module, batch: Batch, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        views, truth = self.simulate(batch, generator)
+        error = (net(views) - truth).square().mean((1, 2)).clamp_min(1e-12).sqrt()
+        return {"loss": error, "peak": truth.amax((1, 2)), "round": batch["round"].float()}
 
 
 def _summary(accelerations: Sequence[float], values: Mapping[str, Tensor]) -> dict[str, float]:
@@ -327,13 +305,8 @@ SAMPLER_PRESETS = {
 }
 
 
-@dataclass(frozen=True)
-class _UnrolledEstimator:
-    net: _UnrolledNet
-
-    def __call__(self, measurements: Sequence[Sinogram]) -> _CTEstimate:
-        device = next(self.net.parameters()).device
-        return _unrolled_estimate(self.net, stack_sinograms(measurements, device))
+def _estimate_scans(net: _UnrolledNet, scans: Sequence[Sinogram]) -> _CTEstimate:
+    return _unrolled_estimate(net, stack_sinograms(scans, next(net.parameters()).device))
 
 
 @dataclass(frozen=True)
@@ -346,24 +319,19 @@ class CTSamplerMethod:
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("ct-sampler", self.weights)
-        unrolled = load_estimator(find_estimate(path, self.estimate), _UnrolledNet).to(device)
+        unrolled = load_estimator(path, self.estimate, _UnrolledNet).to(device)
         dtype = torch.float32 if self.precision == "float32" else None
-        return SamplerRecovery(net.to(device), _UnrolledEstimator(unrolled), dtype=dtype)
+        return SamplerRecovery(net.to(device), partial(_estimate_scans, unrolled), dtype=dtype)
 
 
 @dataclass(frozen=True)
-class _CTEstimateConfig:
+class _CTEstimateConfig(CrossFitConfig):
     """Settings of [estimate] for the CT sampler."""
 
     weights: Path | None = None  #: Trained unrolled network; by default, one is trained first.
-    folds: Natural = 0  #: Cross-fitting folds; 0 if weights were trained on other patients.
     #: Size of the point-estimate networks, which are trained first.
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING  #: Optimiser and schedule of these networks.
-    init_from: Path | None = None  #: Initial weights of these networks.
-
-    def __post_init__(self) -> None:
-        check_folds(self.folds)
 
 
 @dataclass(frozen=True)
@@ -374,42 +342,34 @@ class _CTSamplerTraining(SamplerTrainingMixin, _CTTraining):
     estimate: _CTEstimateConfig = field(default_factory=_CTEstimateConfig)
     loss: ImageLossConfig = field(default_factory=ImageLossConfig)
     task_loss: TaskLossConfig | None = None
-    samples: Count = 4
+    samples: SampleCount = 4
     init_from: Path | None = None
 
     def __post_init__(self) -> None:
         self.check((INPUTS, OUTPUTS))
 
     def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
-        e = self.estimate
-        shared = (self.data, self.measure, self.augment, self.random_views_fraction)
-        settings = _UnrolledTraining(e.network, e.training, *shared, e.init_from)
-        paths = train_estimators(settings, e.weights, e.folds, cases, folder, **options)
-        return *cross_fit_datasets(cases, e.folds, e.training.seed), paths
+        names = ("data", "measure", "augment", "random_views_fraction")
+        settings = _UnrolledTraining(**{name: getattr(self, name) for name in names})
+        return self.estimate.train(cases, settings, folder, **options)
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        networks = [load_estimator(path, _UnrolledNet) for path in cases[2]]
-        estimates = _CrossFitCTEstimates(networks, self.simulator())
+        nets = [load_network(path, _UnrolledNet).requires_grad_(False) for path in cases[2]]
+
+        @torch.no_grad()
+        def estimates(batch: Batch, generator: torch.Generator) -> tuple[_CTEstimate, Tensor]:
+            device = batch["image"].device
+
+            def estimate(index: int, rows: Tensor) -> tuple[Tensor, ...]:
+                part = _unrolled_estimate(nets[index].to(device), views.take(rows))
+                return part.image, part.first, part.back_projection
+
+            with torch.autocast(device.type, enabled=False):
+                views, truth = self.simulate(batch, generator)
+                image, first, back = by_network(batch["network"], estimate, device)
+                return _CTEstimate(image, first, back, views), truth
+
         return self.sampler_recipe("ct-sampler", estimates, machine)
-
-
-class _CrossFitCTEstimates:
-    def __init__(self, networks: Sequence[_UnrolledNet], simulator: _SinogramSimulator) -> None:
-        self.networks = [net.eval().requires_grad_(False) for net in networks]
-        self.simulator = simulator
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[_CTEstimate, Tensor]:
-        device = batch["image"].device
-
-        def estimate(index: int, rows: Tensor) -> tuple[Tensor, ...]:
-            part = _unrolled_estimate(self.networks[index].to(device), views.take(rows))
-            return part.image, part.first, part.back_projection
-
-        with torch.autocast(device.type, enabled=False):
-            views, truth = self.simulator(batch, generator)
-            image, first, back_projection = by_network(batch["network"], estimate, device)
-            return _CTEstimate(image, first, back_projection, views), truth
 
 
 SAMPLER_NETWORK = NetworkKind(

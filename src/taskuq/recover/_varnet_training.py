@@ -109,42 +109,31 @@ class VarNetTraining(RecoveryTraining):
         return self.measured(machine, data, by_volume=self.data_range == "volume")
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
-        graphs = machine.may_be_one_gpu and self.training.cuda_graphs
-        recipe = _varnet_recipe(
-            self.network, cuda_graphs=graphs, augment=self.augment, randomise=self.randomise
-        )
-        init_weights(recipe.network, self.init_from, "varnet")
-        return recipe
-
-
-def _varnet_recipe(
-    config: VarNetConfig,
-    *,
-    cuda_graphs: bool = False,
-    augment: CoilAugmentation | None = None,
-    randomise: ScanRandomisation | None = None,
-) -> Recipe:
-    varnet = VarNet(config)
-
-    def plain(kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, limit: Tensor) -> Tensor:
-        return 1 - ssim(varnet(kspace, mask, lines), truth, limit)
-
-    step = GraphedFunction(varnet, plain) if cuda_graphs else plain
-
-    def inputs(
-        batch: Batch, generator: torch.Generator, augment: CoilAugmentation | None = None
-    ) -> tuple[Tensor, ...]:
-        scan = simulate_scan(batch, generator, augment=augment, randomise=randomise)
+        net = VarNet(self.network)
+        init_weights(net, self.init_from, "varnet")
         names = ("kspace", "mask", "low_frequencies")
-        return (*(scan[name] for name in names), rss(scan["image"]), scan["data_range"])
 
-    return Recipe(
-        kind="varnet",
-        network=varnet,
-        config=config,
-        loss=lambda net, batch, generator: step(*inputs(batch, generator, augment)).mean(),
-        validate=lambda net, batch, generator: {"loss": plain(*inputs(batch, generator))},
-    )
+        def loss(
+            kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, limit: Tensor
+        ) -> Tensor:
+            return 1 - ssim(net(kspace, mask, lines), truth, limit)
+
+        graphs = machine.may_be_one_gpu and self.training.cuda_graphs
+        step = GraphedFunction(net, loss) if graphs else loss
+
+        def inputs(
+            batch: Batch, generator: torch.Generator, augment: CoilAugmentation | None = None
+        ) -> tuple[Tensor, ...]:
+            scan = simulate_scan(batch, generator, augment=augment, randomise=self.randomise)
+            return (*(scan[name] for name in names), rss(scan["image"]), scan["data_range"])
+
+        return Recipe(
+            kind="varnet",
+            network=net,
+            config=self.network,
+            loss=lambda _, batch, generator: step(*inputs(batch, generator, self.augment)).mean(),
+            validate=lambda _, batch, generator: {"loss": loss(*inputs(batch, generator))},
+        )
 
 
 def load_public_varnet(path: Path | str) -> VarNet:

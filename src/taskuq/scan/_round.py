@@ -128,8 +128,6 @@ class RoundDecider:
             else _record(k, name, outputs[name], decisions[name])
             for name in scans
         ]
-        if self.selector is None:
-            return records
         return [self._with_lines(r, scans[r.case], results.chosen.get(r.case)) for r in records]
 
     def late_faults(self, records: Sequence[RoundRecord]) -> dict[str, str]:
@@ -147,7 +145,7 @@ class RoundDecider:
         if record.round == len(self.policy.accelerations):
             raise _unknown_value(record.case, fault)
         undecided = self._undecided(record.round, record.case, fault, record.outputs)
-        return undecided if self.selector is None else self._with_lines(undecided, scan, None)
+        return self._with_lines(undecided, scan, None)
 
     def _for_group(self, faults: dict[str, str], cases: Sequence[str]) -> dict[str, str]:
         """Extend a fault to all cases if one decision holds for the whole group."""

@@ -166,50 +166,39 @@ class _ConditionNet(nn.Module):
 class FlowConfig:
     """Size of a conditional flow; the defaults are the paper's (507 million parameters).
 
-    Args:
-        coils: Number of (virtual) coils; the flow has two real channels per coil.
-        in_channels: Condition channels; 0 means two per coil. A residual flow has 6.
-        unet_width: Channels at the first level of the conditioning U-Net.
-        unet_pools: Number of times the conditioning U-Net halves the image.
-        condition_channels: Channels of the condition in each layer.
-        condition_skip: Pass the inputs to the conditioning network directly as well as through the
-            U-Net.
-        layers: Number of layers, each at half the resolution of the previous one.
-        steps_per_layer: Flow steps per layer; couplings alternate between 1×1 and 3×3 pixels.
-        measured_noise: Standard deviation of the training noise in the measured subspace; data
-            consistency removes it from every sample.
-        null_noise: Standard deviation of the training noise in the null space. It widens the
-            posterior, so keep it below the noise of the images.
-        fill: Kind of training noise in the measured subspace: ``"noise"`` is white,
-            ``"residual"`` has the local size and spectrum of the residual.
-        rotate_coils: Rotate the coils of each pixel such that the first is the combined image.
-        mean_passes: Passes of the U-Net that predict the posterior mean, around which the flow
-            samples. The U-Net is trained first (``[pretrain]``) and then frozen.
-        normalise: Divide each case by the 95 % quantile of its zero-filled magnitudes.
-        max_value: Limit in normalised units; samples with larger values are redrawn and counted.
-        seed: Seed of the rotations and of the initial weights.
-
     Example:
         >>> FlowConfig().size_multiple  # images must be divisible by this
         4
     """
 
-    coils: Channels = 8
-    in_channels: Coils = 0
-    unet_width: Channels = 256
-    unet_pools: Depth = 4
-    condition_channels: Channels = 64
+    coils: Channels = 8  #: Number of (virtual) coils; the flow has two real channels per coil.
+    in_channels: Coils = 0  #: Condition channels; 0 means two per coil. A residual flow has 6.
+    unet_width: Channels = 256  #: Channels at the first level of the conditioning U-Net.
+    unet_pools: Depth = 4  #: Number of times the conditioning U-Net halves the image.
+    condition_channels: Channels = 64  #: Channels of the condition in each layer.
+    #: Pass the inputs to the conditioning network directly as well as through the U-Net.
     condition_skip: bool = False
-    layers: Depth = 2
+    layers: Depth = 2  #: Number of layers, each at half the resolution of the previous one.
+    #: Flow steps per layer; couplings alternate between 1×1 and 3×3 pixels.
     steps_per_layer: Depth = 10
+    #: Standard deviation of the training noise in the measured subspace; data consistency removes
+    #: it from every sample.
     measured_noise: NonNegative = 0.05
+    #: Standard deviation of the training noise in the null space. It widens the posterior, so keep
+    #: it below the noise of the images.
     null_noise: NonNegative = 0.0
+    #: Kind of training noise in the measured subspace: ``"noise"`` is white, ``"residual"`` has the
+    #: local size and spectrum of the residual.
     fill: Literal["noise", "residual"] = "noise"
+    #: Rotate the coils of each pixel such that the first is the combined image.
     rotate_coils: bool = False
+    #: Passes of the U-Net that predict the posterior mean, around which the flow samples. The U-Net
+    #: is trained first (``[pretrain]``) and then frozen.
     mean_passes: Natural = 0
-    normalise: bool = False
+    normalise: bool = False  #: Divide each case by the 95 % quantile of its zero-filled magnitudes.
+    #: Limit in normalised units; samples with larger values are redrawn and counted.
     max_value: Positive = 10.0
-    seed: Seed = 0
+    seed: Seed = 0  #: Seed of the rotations and of the initial weights.
 
     def __post_init__(self) -> None:
         check_ranges(self)

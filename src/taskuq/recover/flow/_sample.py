@@ -452,12 +452,13 @@ class ResidualFlowSampler(BatchRecovery):
             raise InputError(text, code="value.nonfinite")
         images, shapes = [], self.flow.latent_shapes(*inputs.shape[-2:])
         for case, seed in enumerate(seeds):
+            one = estimate.of(slice(case, case + 1))
             condition = self.quick.encode(inputs[case : case + 1])
             deviation = temperature_at(self.temperature, mask[case]) * noise_scale_of(mask[case])
             for start in range(0, samples, CHUNK):
                 indices = range(start, min(start + CHUNK, samples))
                 errors = self._errors(shapes, condition, indices, seed, deviation)
-                images.append(rss(estimate.coil_images(case, errors)))
+                images.append(rss(one.coil_images(errors[None, :, 0]))[0])
         result = torch.cat(images)
         return result.view(len(seeds), samples, *result.shape[1:])
 

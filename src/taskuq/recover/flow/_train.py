@@ -22,12 +22,12 @@ from taskuq.measure._fourier import complex_noise, project_measured, project_nul
 from taskuq.protocols import Recover
 from taskuq.recover._cases import CoilAugmentation, MaskedDataset, RecoveryTraining
 from taskuq.recover._compiled import CompiledStep, GraphedFunction, compile_on_first_call
-from taskuq.recover._estimate import EstimateDataset, case_scale
+from taskuq.recover._estimate import EstimateDataset, case_scale, load_estimator
 from taskuq.recover._methods import (
     RECOVERIES,
     BatchRecovery,
     MeasurementLike,
-    load_estimator,
+    load_network,
     stack_measurements,
 )
 from taskuq.recover._varnet import VarNet
@@ -240,15 +240,10 @@ class FlowMethod:
             temperature = 1.0 if temperature is None else temperature
             dtype = torch.float32 if exact else None
             return FlowRecovery(flow, device=device, dtype=dtype, temperature=temperature)
-        card = read_toml(path.with_suffix(".toml"))
-        estimate = self.estimate or card.get("estimate")
-        if estimate is None:
-            text = f"{path.name} names no point-estimate network; set 'estimate'"
-            raise InputError(text, code="config.missing")
+        net = load_estimator(path, self.estimate, VarNet)
         if temperature is None:
-            temperature = card.get("temperatures") or 1.0
+            temperature = read_toml(path.with_suffix(".toml")).get("temperatures") or 1.0
         half = torch.float32 if exact else torch.float16
-        net = load_estimator(estimate, VarNet)
         return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=half)
 
 
@@ -281,24 +276,44 @@ class _FlowTraining(RecoveryTraining):
         cases = self.measured(machine, data)
         if self.estimate is None:
             return cases
-        net = load_estimator(self.estimate, VarNet).to(_device(machine))
+        net = load_network(self.estimate, VarNet).to(_device(machine))
         return tuple(EstimateDataset.of(part, net, quiet=not machine.progress) for part in cases)
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
+        flow = ConditionalFlow(self.network)
         if self.estimate is not None:
             graphs = machine.may_be_one_gpu and self.training.cuda_graphs
-            return _residual_flow_recipe(self.network, cuda_graphs=graphs)
-        recipe = _flow_recipe(
-            self.network,
-            compiled=self.training.compile,
-            pretrain=self.pretrain,
-            augment=self.augment,
-        )
+            return _likelihood_recipe(flow, _residual_pair, cuda_graphs=graphs)
+        if torch.cuda.is_available():
+            # Convolutions of this size run on tensor cores, which read channels last.
+            flow.unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.training.compile:
+            _compile_flow(flow)
+        recipe = _likelihood_recipe(flow, _null_space_target, augment=self.augment)
+        if self.pretrain is not None:
+            recipe = replace(recipe, pretraining=(self._mean_recipe(flow), self.pretrain))
         if not self.network.mean_passes:
             return recipe
-        flow = cast(ConditionalFlow, recipe.network)
         fit = partial(_fit_inflation, flow, cases[1], device=_device(machine))
         return replace(recipe, on_end=fit)
+
+    def _mean_recipe(self, flow: ConditionalFlow) -> Recipe:
+        """Return the recipe by which the U-Net learns the missing part of the image."""
+
+        def missing(batch: Batch) -> list[Tensor]:
+            return _residual_fraction(flow, batch["image"], batch["mask"])
+
+        def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+            return torch.stack(missing(_augmented(batch, self.augment, generator))).mean()
+
+        return Recipe(
+            kind="unet",
+            network=flow.unet,
+            config=self.network,
+            loss=loss,
+            validate=lambda net, batch, generator: {"loss": missing(batch)[-1]},
+        )
 
 
 def _device(machine: TrainerOptions) -> str:
@@ -307,43 +322,6 @@ def _device(machine: TrainerOptions) -> str:
 
 # A batch to condition and target of the flow.
 Pair = Callable[[ConditionalFlow, Batch, torch.Generator], tuple[Tensor, Tensor]]
-
-
-def _flow_recipe(
-    config: FlowConfig,
-    *,
-    compiled: bool = False,
-    pretrain: TrainingConfig | None = None,
-    augment: CoilAugmentation | None = None,
-) -> Recipe:
-    flow = ConditionalFlow(config)
-    if torch.cuda.is_available():
-        # Convolutions of this size run on tensor cores, which read channels last.
-        flow.unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if compiled:
-        _compile_flow(flow)
-    recipe = _likelihood_recipe(flow, _null_space_target, augment=augment)
-    if pretrain is None:
-        return recipe
-
-    def unexplained(batch: Batch) -> list[Tensor]:
-        return _residual_fraction(flow, batch["image"], batch["mask"])
-
-    unet = Recipe(
-        kind="unet",
-        network=flow.unet,
-        config=config,
-        loss=lambda net, batch, generator: torch.stack(
-            unexplained(_augmented(batch, augment, generator))
-        ).mean(),
-        validate=lambda net, batch, generator: {"loss": unexplained(batch)[-1]},
-    )
-    return replace(recipe, pretraining=(unet, pretrain))
-
-
-def _residual_flow_recipe(config: FlowConfig, *, cuda_graphs: bool = False) -> Recipe:
-    return _likelihood_recipe(ConditionalFlow(config), _residual_pair, cuda_graphs=cuda_graphs)
 
 
 def _augmented(batch: Batch, augment: CoilAugmentation | None, generator: torch.Generator) -> Batch:

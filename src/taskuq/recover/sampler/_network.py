@@ -20,30 +20,23 @@ class SamplerConfig:
 
     The defaults are the preset ``paper`` for 320×320 images.
 
-    Args:
-        in_channels: Channels of the condition, a multiple of ``out_channels``.
-        out_channels: Channels of a residual: 2 for a complex image, 1 for a real one.
-        width: Channels at the encoder's first level; they double with each halving of the image.
-        max_multiplier: Maximum number of channels as a multiple of ``width``.
-        decoder_channels: Channels of the decoder at each level, finest first.
-        noise_channels: Number of noise maps at each level; multiples of 8 are fastest on tensor
-            cores.
-        global_noise: Number of noise values for the whole image.
-        residual_scale: Residual that corresponds to an output of 1, in units of the estimate's
-            scale.
-
     Example:
         >>> SamplerConfig().levels, SamplerConfig().widths
         (5, (48, 96, 192, 288, 288))
     """
 
-    in_channels: Channels = 6
+    in_channels: Channels = 6  #: Channels of the condition, a multiple of ``out_channels``.
+    #: Channels of a residual: 2 for a complex image, 1 for a real one.
     out_channels: Channels = 2
+    #: Channels at the encoder's first level; they double with each halving of the image.
     width: Channels = 48
-    max_multiplier: Depth = 6
+    max_multiplier: Depth = 6  #: Maximum number of channels as a multiple of ``width``.
+    #: Channels of the decoder at each level, finest first.
     decoder_channels: tuple[Channels, ...] = (32, 48, 64, 96, 128)
+    #: Number of noise maps at each level; multiples of 8 are fastest on tensor cores.
     noise_channels: Channels = 8
-    global_noise: Natural = 32
+    global_noise: Natural = 32  #: Number of noise values for the whole image.
+    #: Residual that corresponds to an output of 1, in units of the estimate's scale.
     residual_scale: Positive = 0.3
 
     def __post_init__(self) -> None:

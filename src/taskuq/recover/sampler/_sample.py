@@ -128,48 +128,6 @@ def _noise_scale_at(noise_scale: Tensor, sampled_fraction: Tensor) -> Tensor:
     return noise_scale[low] * (1 - part) + noise_scale[low + 1] * part
 
 
-@torch.no_grad()
-def _sample_images(
-    net: SamplerNet,
-    batch: ConditionedBatch,
-    *,
-    samples: int,
-    seeds: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    noise_scale: Tensor | None = None,
-) -> Tensor:
-    inputs = batch.inputs()
-    device, pixels = inputs.device, math.prod(inputs.shape[-2:])
-    chunk = max(1, CHUNK_PIXELS.get(device.type, 2**17) // (len(inputs) * pixels))
-    with _mixed_precision(device, dtype):
-        condition = net.encode(inputs, batch.sampled_fraction())
-    images = []
-    for start in range(0, samples, chunk):
-        indices = range(start, min(start + chunk, samples))
-        rows = torch.tensor([[mix_seeds(seed, j, 0) for j in indices] for seed in seeds])
-        rows = rows.flatten().to(device)
-        images.append(_decode_images(net, batch, condition, rows, dtype, noise_scale))
-    return torch.cat(images, dim=1)
-
-
-def _decode_images(
-    net: SamplerNet,
-    batch: ConditionedBatch,
-    condition: Condition,
-    seeds: Tensor,
-    dtype: torch.dtype,
-    noise_scale: Tensor | None,
-) -> Tensor:
-    fraction = condition.sampled_fraction
-    noise = counter_normal(seeds, net.noise_size(*condition.size))
-    noise = unflatten_samples(noise, len(fraction))
-    if noise_scale is not None:
-        noise = noise * _noise_scale_at(noise_scale, fraction).view(-1, 1, 1)
-    with _mixed_precision(seeds.device, dtype):
-        residuals = net.decode(condition, noise)
-    return batch.images(residuals.float())
-
-
 def _mixed_precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
@@ -210,28 +168,46 @@ class SamplerRecovery(BatchRecovery):
         check_samples(samples)
         if self._uses_graphs:
             return self._replay(measurements, samples, seeds)
-        return _sample_images(
-            self._quick,
-            self.estimator(measurements),
-            samples=samples,
-            seeds=seeds,
-            dtype=self.dtype,
-            noise_scale=self._factors,
-        )
+        with torch.no_grad():
+            return self._sample(self.estimator(measurements), samples, seeds)
+
+    def _sample(self, batch: ConditionedBatch, samples: int, seeds: Sequence[int]) -> Tensor:
+        condition = self._encode(batch)
+        height, width = condition.size
+        device, pixels = condition.mean.device, len(seeds) * height * width
+        chunk = max(1, CHUNK_PIXELS.get(device.type, 2**17) // pixels)
+        images = []
+        for start in range(0, samples, chunk):
+            indices = range(start, min(start + chunk, samples))
+            rows = torch.tensor([[mix_seeds(seed, j, 0) for j in indices] for seed in seeds])
+            images.append(self._decode(batch, condition, rows.flatten().to(device)))
+        return torch.cat(images, dim=1)
+
+    def _encode(self, batch: ConditionedBatch) -> Condition:
+        inputs = batch.inputs()
+        with _mixed_precision(inputs.device, self.dtype):
+            return self._quick.encode(inputs, batch.sampled_fraction())
+
+    def _decode(self, batch: ConditionedBatch, condition: Condition, seeds: Tensor) -> Tensor:
+        fraction = condition.sampled_fraction
+        noise = counter_normal(seeds, self.net.noise_size(*condition.size))
+        noise = unflatten_samples(noise, len(fraction))
+        if self._factors is not None:
+            noise = noise * _noise_scale_at(self._factors, fraction).view(-1, 1, 1)
+        with _mixed_precision(seeds.device, self.dtype):
+            residuals = self._quick.decode(condition, noise)
+        return batch.images(residuals.float())
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
         """Return one sample per seed; the last tensor holds the seeds, equally many per case."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
-        with _mixed_precision(seeds.device, self.dtype):
-            condition = self._quick.encode(batch.inputs(), batch.sampled_fraction())
-        images = []
+        condition, images = self._encode(batch), []
         # Networks that run once for a case want many cases, those of each sample need memory.
         for case, rows in enumerate(seeds.chunk(len(measurement[0]))):
             own = slice(case, case + 1)
-            part = batch[own], condition.of(own), rows, self.dtype, self._factors
-            images.append(_decode_images(self._quick, *part)[0])
+            images.append(self._decode(batch[own], condition.of(own), rows)[0])
         return torch.cat(images)
 
     def _replay(self, measurements: Sequence[Any], samples: int, seeds: Sequence[int]) -> Tensor:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from taskuq._config import Count, NonNegative, Size, Unit, read_toml
+from taskuq._config import NonNegative, Size, Unit, Within, check_ranges, read_toml
 from taskuq._seeds import per_case_random
 from taskuq.errors import InputError
 from taskuq.recover._cases import CoilAugmentation, RecoveryTraining, ScanRandomisation
@@ -24,15 +25,14 @@ from taskuq.recover._estimate import (
     EstimateConfig,
     VarNetEstimate,
     collate,
-    cross_fit_datasets,
-    estimate_weights,
+    load_estimator,
     varnet_estimate,
 )
 from taskuq.recover._methods import (
     RECOVERIES,
     MeasurementLike,
     init_weights,
-    load_estimator,
+    load_network,
     rescale_pow2,
     stack_measurements,
 )
@@ -55,30 +55,26 @@ from taskuq.training._weights import locate, read_card
 
 def _fair_crps(samples: Tensor, truth: Tensor) -> Tensor:
     """Return the fair CRPS, averaged over a case's values, (case,)."""
-    _check(samples, truth)
-    count = samples.shape[1]
-    off = (samples - truth[:, None]).abs().mean(1)
-    pairs = sum((samples[:, k:] - samples[:, k - 1 : k]).abs().sum(1) for k in range(1, count))
-    return (off - pairs / (count * (count - 1))).reshape(len(truth), -1).mean(1)
+    return _fair_score(torch.abs, samples, truth).reshape(len(truth), -1).mean(1)
 
 
 def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
     """Return the fair energy score of a case's values as one vector, (case,)."""
-    _check(samples, truth)
-    samples, truth = samples.flatten(2), truth.flatten(1)
-    count = samples.shape[1]
     norm = partial(torch.linalg.vector_norm, dim=-1)  # its derivative at 0 is taken as 0
-    off = norm(samples - truth[:, None]).mean(1)
-    pairs = sum(norm(samples[:, k:] - samples[:, k - 1 : k]).sum(1) for k in range(1, count))
-    scored: Tensor = (off - pairs / (count * (count - 1))) / samples.shape[-1] ** 0.5
-    return scored
+    truth = truth.flatten(1)
+    return _fair_score(norm, samples.flatten(2), truth) / math.sqrt(truth.shape[1])
 
 
-def _check(samples: Tensor, truth: Tensor) -> None:
+def _fair_score(size: Callable[[Tensor], Tensor], samples: Tensor, truth: Tensor) -> Tensor:
     if samples.shape[:1] + samples.shape[2:] != truth.shape or samples.shape[1] < 2:
         text = "samples must be (case, at least two, ...) and the truth (case, ...), got "
         text += f"{tuple(samples.shape)} and {tuple(truth.shape)}"
         raise InputError(text, code="shape.mismatch")
+    count = samples.shape[1]
+    off = size(samples - truth[:, None]).mean(1)
+    pairs = sum(size(samples[:, k:] - samples[:, k - 1 : k]).sum(1) for k in range(1, count))
+    score: Tensor = off - pairs / (count * (count - 1))
+    return score
 
 
 @dataclass(frozen=True)
@@ -91,10 +87,9 @@ class ImageLossConfig:
     pool_sizes: tuple[Size, ...] = (2, 4, 8, 16, 32)  #: Sizes of the pooling windows, in pixels.
 
     def __post_init__(self) -> None:
-        weights = (self.crps, self.energy, self.pooled_crps)
-        if min(weights) < 0 or not max(weights) > 0 or min(self.pool_sizes, default=1) < 1:
-            text = f"weights must be 0 or more, one above 0, pool_sizes positive, got {self}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
+        if not max(self.crps, self.energy, self.pooled_crps) > 0:
+            raise InputError("loss needs a weight above 0", code="value.invalid")
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
         score = self.crps * _fair_crps(samples, truth)
@@ -106,6 +101,7 @@ class ImageLossConfig:
         return score
 
 
+SampleCount = Annotated[int, Within("[2, 1e6]")]
 # Decay of the running means of losses, and samples of a validation case.
 DECAY, VALIDATION_SAMPLES = 0.98, 8
 # Values of a task network that are scored, and their weight, all together, next to the images' when
@@ -136,9 +132,9 @@ class TaskLossConfig:
     ramp_end: Unit = 0.75  #: Fraction of the training at which the task loss has its full weight.
 
     def __post_init__(self) -> None:
-        smallest = min(self.logits, self.outputs, self.features, self.gradient_limit)
-        if smallest < 0 or not 0 <= self.ramp_start <= self.ramp_end <= 1:
-            text = f"weights must be >= 0 and 0 <= ramp_start <= ramp_end <= 1, got {self}"
+        check_ranges(self)
+        if self.ramp_start > self.ramp_end:
+            text = f"task_loss.ramp_start is {self.ramp_start:g}, above ramp_end {self.ramp_end:g}"
             raise InputError(text, code="value.invalid")
 
     def fade(self, progress: float) -> float:
@@ -149,14 +145,77 @@ class TaskLossConfig:
 
 @dataclass(frozen=True)
 class SamplerLoss:
-    """Proper scoring loss of a sampler."""
+    """Proper scoring loss of a sampler, in training and validation."""
 
+    estimate: Estimate
     image: ImageLossConfig = field(default_factory=ImageLossConfig)
     samples: int = 4
     task_loss: TaskLossConfig | None = None
     task: _FeatureTask | None = None
+    forward: Step | None = None  # accelerated, of the network
 
-    def task_scores(self, images: Tensor, truth: Tensor) -> Tensor:
+    def __call__(self, net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+        net = cast(SamplerNet, net)
+        estimates, truth, images = self._sample(
+            net, self.forward or net, batch, self.samples, generator
+        )
+        place = nearest_acceleration(estimates.sampled_fraction())
+        task_loss = self.task_loss
+        fade = task_loss.fade(batch["progress"]) if task_loss else 0.0
+        if task_loss is None or not fade:
+            score = self.image(images, truth)[:, None]
+            return (score / _update_running_means(net.sizes, place, score)).mean()
+        # Gradients at the images, separately; then back through the network once.
+        leaf = images.detach().requires_grad_()
+        score, task_scores = self.image(leaf, truth)[:, None], self._task_scores(leaf, truth)
+        scores = torch.cat([score, task_scores], dim=1).detach()
+        sizes = _update_running_means(net.sizes, place, scores)
+        own = (score / sizes[:, :1]).mean()
+        # Python numbers, not a tensor, whose copy a GPU would wait for.
+        weights = task_loss.logits, task_loss.outputs, task_loss.features
+        parts = (task_scores / sizes[:, 1:]).unbind(1)
+        task = torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
+        (image_gradient,) = torch.autograd.grad(own, leaf)
+        (task_gradient,) = torch.autograd.grad(task.mean(), leaf)
+        gradients = (image_gradient, task_gradient)
+        norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in gradients]
+        means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
+        bound = task_loss.gradient_limit * (means[:, 0] / means[:, 1])
+        # After the limit: before it, terms that the limit makes small would count alike everywhere.
+        uncertain = sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)
+        weight = (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1)
+        back = (images * (image_gradient + fade * weight * task_gradient)).sum()
+        return (own + fade * (uncertain * task).mean()).detach() + back - back.detach()
+
+    def validate(
+        self, net: nn.Module, batch: Batch, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        net = cast(SamplerNet, net)
+        estimates, truth, images = self._sample(net, net, batch, VALIDATION_SAMPLES, generator)
+        values = {
+            "loss": self.image(images, truth),
+            "place": nearest_acceleration(estimates.sampled_fraction()),
+            "error": (images.mean(1) - truth).square().mean((1, 2)),
+            "spread": images.var(1).mean((1, 2)),
+            "peak": truth.amax((1, 2)),
+        }
+        if self.task is not None:
+            scores = self._task_scores(images, truth)
+            values |= dict(zip(TASK_SCORES, scores.unbind(1), strict=True))
+        return values
+
+    def _sample(
+        self, net: SamplerNet, forward: Step, batch: Batch, count: int, generator: torch.Generator
+    ) -> tuple[ConditionedBatch, Tensor, Tensor]:
+        """Return estimates, and true and sampled images in units of their scale."""
+        estimates, truth = self.estimate(batch, generator)
+        inputs, scale = estimates.inputs(), estimates.scale.view(-1, 1, 1)
+        size = (len(inputs), count, net.noise_size(*inputs.shape[-2:]))
+        noise = per_case_random(torch.randn, size, generator, device=inputs.device)
+        residuals = forward(inputs, estimates.sampled_fraction(), noise)
+        return estimates, truth / scale, estimates.images(residuals.float()) / scale[:, None]
+
+    def _task_scores(self, images: Tensor, truth: Tensor) -> Tensor:
         """Return scores of the task's raw outputs, outputs and features, (case, 3)."""
         assert self.task is not None
         if isinstance(self.task, nn.Module):
@@ -170,77 +229,6 @@ class SamplerLoss:
         pairs = list(zip(outputs, targets, strict=True))
         scores = [_fair_crps(*pairs[0]), _fair_crps(*pairs[1]), _energy_score(*pairs[2])]
         return torch.stack(scores, dim=1)
-
-
-def sampler_recipe(
-    config: SamplerConfig,
-    loss: SamplerLoss,
-    estimate: Estimate,
-    accelerated: Callable[[nn.Module, Step], Step] | None = None,
-) -> Recipe:
-    net = SamplerNet(config)
-    sample = net if accelerated is None else accelerated(net, net.forward)
-    return Recipe(
-        kind="sampler",
-        network=net,
-        config=config,
-        loss=partial(_loss, sample=sample, scoring=loss, estimate=estimate),
-        validate=partial(_validate, scoring=loss, estimate=estimate),
-        summary=_summary,
-    )
-
-
-def _sample(
-    net: SamplerNet, sample: Step, batch: ConditionedBatch, count: int, generator: torch.Generator
-) -> Tensor:
-    """Return images in units of the scale, (case, sample, height, width)."""
-    inputs = batch.inputs()
-    size = (len(inputs), count, net.noise_size(*inputs.shape[-2:]))
-    noise = per_case_random(torch.randn, size, generator, device=inputs.device)
-    residuals = sample(inputs, batch.sampled_fraction(), noise)
-    return batch.images(residuals.float()) / batch.scale.view(-1, 1, 1, 1)
-
-
-def _loss(
-    net: nn.Module,
-    batch: Batch,
-    generator: torch.Generator,
-    *,
-    sample: Step,
-    scoring: SamplerLoss,
-    estimate: Estimate,
-) -> Tensor:
-    net = cast(SamplerNet, net)
-    estimates, truth = estimate(batch, generator)
-    truth = truth / estimates.scale.view(-1, 1, 1)
-    images = _sample(net, sample, estimates, scoring.samples, generator)
-    place = nearest_acceleration(estimates.sampled_fraction())
-    task_loss = scoring.task_loss
-    fade = task_loss.fade(batch["progress"]) if task_loss else 0.0
-    if task_loss is None or not fade:
-        score = scoring.image(images, truth)[:, None]
-        return (score / _update_running_means(net.sizes, place, score)).mean()
-    # Gradients at the images, separately; then back through the network once.
-    leaf = images.detach().requires_grad_()
-    score, task_scores = scoring.image(leaf, truth)[:, None], scoring.task_scores(leaf, truth)
-    scores = torch.cat([score, task_scores], dim=1).detach()
-    sizes = _update_running_means(net.sizes, place, scores)
-    own = (score / sizes[:, :1]).mean()
-    # Python numbers, not a tensor, whose copy a GPU would wait for.
-    weights = task_loss.logits, task_loss.outputs, task_loss.features
-    parts = (task_scores / sizes[:, 1:]).unbind(1)
-    task = torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
-    (image_gradient,) = torch.autograd.grad(own, leaf)
-    (task_gradient,) = torch.autograd.grad(task.mean(), leaf)
-    gradients = (image_gradient, task_gradient)
-    norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in gradients]
-    means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
-    bound = task_loss.gradient_limit * (means[:, 0] / means[:, 1])
-    # After the limit: before it, terms that the limit makes small would count alike everywhere.
-    uncertain = sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)
-    weight = (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1)
-    back = (images * (image_gradient + fade * weight * task_gradient)).sum()
-    return (own + fade * (uncertain * task).mean()).detach() + back - back.detach()
 
 
 @torch.no_grad()
@@ -257,31 +245,6 @@ def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tenso
     after = DECAY * before + (1 - DECAY) * new
     means.copy_(torch.where(counts > 0, after, means))
     return before[place].clamp_min(1e-12)
-
-
-def _validate(
-    net: nn.Module,
-    batch: Batch,
-    generator: torch.Generator,
-    *,
-    scoring: SamplerLoss,
-    estimate: Estimate,
-) -> dict[str, Tensor]:
-    net = cast(SamplerNet, net)
-    estimates, truth = estimate(batch, generator)
-    truth = truth / estimates.scale.view(-1, 1, 1)
-    images = _sample(net, net, estimates, VALIDATION_SAMPLES, generator)
-    values = {
-        "loss": scoring.image(images, truth),
-        "place": nearest_acceleration(estimates.sampled_fraction()),
-        "error": (images.mean(1) - truth).square().mean((1, 2)),
-        "spread": images.var(1).mean((1, 2)),
-        "peak": truth.amax((1, 2)),
-    }
-    if scoring.task is not None:
-        scores = scoring.task_scores(images, truth)
-        values |= dict(zip(TASK_SCORES, scores.unbind(1), strict=True))
-    return values
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
@@ -353,8 +316,7 @@ class _RescaledEstimates:
         return self.estimate.images(residuals) * self.size.view(-1, 1, 1, 1)
 
     def __getitem__(self, cases: slice) -> _RescaledEstimates:
-        own = VarNetEstimate(*(part[cases] for part in self.estimate))
-        return _RescaledEstimates(own, self.size[cases])
+        return _RescaledEstimates(self.estimate.of(cases), self.size[cases])
 
 
 class VarNetEstimator:
@@ -375,16 +337,6 @@ class VarNetEstimator:
         return _RescaledEstimates(varnet_estimate(self.net, images, mask), size)
 
 
-def find_estimate(weights: Path, named: Path | None) -> Path | str:
-    card = read_toml(weights.with_suffix(".toml")).get("estimate", {})
-    trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
-    path = named or card.get("weights") or (trained if trained.exists() else None)
-    if path is None:
-        text = f"{weights.name} names no point-estimate network; set 'estimate'"
-        raise InputError(text, code="config.missing")
-    return path
-
-
 @dataclass(frozen=True)
 class SamplerMethod:
     """Settings of [recover] for a sampler."""
@@ -398,7 +350,7 @@ class SamplerMethod:
         path, net = RECOVERIES.trained("sampler", self.weights)
         exact = self.precision == "float32"
         estimator = VarNetEstimator(
-            load_estimator(find_estimate(path, self.estimate), VarNet).to(device),
+            load_estimator(path, self.estimate, VarNet).to(device),
             dtype=torch.float32 if exact else torch.float16,
         )
         card = read_toml(path.with_suffix(".toml"))
@@ -417,13 +369,11 @@ class SamplerTrainingMixin:
     training: TrainingConfig
     loss: ImageLossConfig  #: Proper scoring loss of images.
     task_loss: TaskLossConfig | None  #: Proper scoring loss of the outputs of a task network.
-    samples: int  #: Number of samples per case and training step.
+    samples: SampleCount  #: Number of samples per case and training step.
     init_from: Path | None  #: Initial weights of the sampler.
 
     def check(self, channels: tuple[int, int]) -> None:
-        if self.samples < 2:
-            text = f"samples must be at least 2, got {self.samples}"
-            raise InputError(text, code="value.invalid")
+        check_ranges(self)
         if (self.network.in_channels, self.network.out_channels) != channels:
             text = f"network.in_channels and network.out_channels must be {channels}"
             raise InputError(text, code="option.conflict")
@@ -440,11 +390,19 @@ class SamplerTrainingMixin:
             if not isinstance(task, _FeatureTask):
                 text = f"{path} holds a {card['kind']}, which has no hidden features"
                 raise InputError(text, code="weights.mismatch")
-        loss = SamplerLoss(self.loss, self.samples, self.task_loss, task)
-        quick = partial(accelerate, cuda_graphs=graphs, compiled=self.training.compile)
-        recipe = sampler_recipe(self.network, loss, estimate, quick)
-        init_weights(recipe.network, self.init_from, kind)
-        return replace(recipe, kind=kind, collate=collate)
+        net = SamplerNet(self.network)
+        init_weights(net, self.init_from, kind)
+        forward = accelerate(net, net.forward, cuda_graphs=graphs, compiled=self.training.compile)
+        loss = SamplerLoss(estimate, self.loss, self.samples, self.task_loss, task, forward)
+        return Recipe(
+            kind=kind,
+            network=net,
+            config=self.network,
+            loss=loss,
+            validate=loss.validate,
+            summary=_summary,
+            collate=collate,
+        )
 
 
 @dataclass(frozen=True)
@@ -457,7 +415,7 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
     randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.
     loss: ImageLossConfig = field(default_factory=ImageLossConfig)
     task_loss: TaskLossConfig | None = None
-    samples: Count = 4
+    samples: SampleCount = 4
     init_from: Path | None = None
 
     def __post_init__(self) -> None:
@@ -471,13 +429,11 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
         settings = VarNetTraining(
             data=self.data, measure=self.measure, augment=self.augment, randomise=self.randomise
         )
-        paths = self.estimate.train((cases[0], cases[1]), settings, folder, **options)
-        seed = self.estimate.training.seed
-        return *cross_fit_datasets(cases, self.estimate.folds, seed), paths
+        return self.estimate.train(cases, settings, folder, **options)
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         graphs = machine.may_be_one_gpu and self.training.cuda_graphs
-        nets = [load_estimator(path, VarNet) for path in cases[2]]
+        nets = [load_network(path, VarNet) for path in cases[2]]
         estimates = CrossFitEstimates(
             nets,
             self.augment,
