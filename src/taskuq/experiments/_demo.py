@@ -127,7 +127,6 @@ def _sentence(case: str, R: float, lower: Any, upper: Any, stop: bool) -> str:
 
 # Patients of the seed of the stored table, far beyond those it holds.
 SEED, FIRST = 1, 1000
-# The error rate, and the width at which a scan may stop.
 ALPHA, MAX_WIDTH = 0.1, 0.2
 
 
