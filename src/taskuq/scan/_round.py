@@ -237,10 +237,10 @@ class RoundDecider:
     def _require_sound(self, scan: Scan) -> None:
         if scan.faults:
             raise InputError(scan.faults[-1], code="component.invalid")
-        undecided = [record for record in scan.rounds if record.fault is not None]
-        if undecided and not self._may_skip():
-            text = f"round {undecided[0].round} could not be decided, and the guarantee of a stop "
-            raise InputError(f"{text}needs every round before it", code="component.invalid")
+        for record in scan.rounds:
+            if record.fault is not None and not self._may_skip():
+                text = f"round {record.round} could not be decided, and the guarantee of a stop "
+                raise InputError(f"{text}needs every round before it", code="component.invalid")
 
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its guarantee after an undecided round."""
@@ -288,7 +288,7 @@ class RoundDecider:
             earlier = [x if record.fault is not None else record.outputs for record in scan.rounds]
             rounds.append(np.stack([*earlier, x]))
         if not self.policy.whole_group or not scans:
-            return [self.policy.decide(k, x) for x in rounds]
+            return list(map(partial(self.policy.decide, k), rounds))
         together = self.policy.decide(k, np.stack(rounds, axis=1))
         return [replace(together, interval=together.interval[i]) for i in range(len(scans))]
 
