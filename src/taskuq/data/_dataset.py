@@ -162,7 +162,6 @@ def split_by_group(
 T = TypeVar("T")
 # With fewer cases, starting processes takes longer than reading.
 FEW = 256
-# Images start at multiples of this, for the alignment of any type.
 _STEP = 64
 _made = count()
 
@@ -360,7 +359,6 @@ class LabelledSubset:
     def in_memory(self, processes: int = 1) -> LabelledSubset:
         if self.is_read:
             return self
-        # For eight coils a sixteenth of the memory.
         combined = transform_dataset(self.cases, _combined)
         return replace(self, cases=InMemoryDataset.of(combined, processes), is_read=True)
 

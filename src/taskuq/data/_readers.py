@@ -134,7 +134,6 @@ READERS: Registry[type[DataConfig]] = Registry(
         "chest": "taskuq.data._chest:ChestData",
     },
 )
-# A field of settings whose table is one of them.
 Data = Annotated[DataConfig, READERS]
 
 

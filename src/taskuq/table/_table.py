@@ -243,7 +243,7 @@ class TaskOutputs(Displayed):
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
             raise InputError("case ids are not unique; make them unique", code="table.duplicate")
         if site is not None and group is not None:
-            _require_one_site(values["group"], values["site"])
+            require_one_site(values["group"], values["site"])
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -535,7 +535,7 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
     return TaskOutputs(**parts)
 
 
-def _require_one_site(group: Any, site: Any) -> None:
+def require_one_site(group: Any, site: Any) -> None:
     """Raise InputError if cases of a group are at several sites."""
     names, first, of_case = np.unique(group, return_index=True, return_inverse=True)
     split = np.flatnonzero(site != site[first][of_case])
