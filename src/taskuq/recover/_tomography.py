@@ -57,8 +57,6 @@ class _UnrolledConfig:
 
 
 class _UnrolledNet(nn.Module):
-    """Unrolled network that alternates Landweber steps towards the measured views with U-Nets."""
-
     def __init__(self, config: _UnrolledConfig | None = None) -> None:
         super().__init__()
         self.config = c = config or _UnrolledConfig()
@@ -131,7 +129,7 @@ class _CTTraining:
 
     @cached_property
     def _views(self) -> tuple[Tensor, tuple[float, ...]]:
-        """Return the masks of the rounds and the angles of their columns."""
+        """Return the masks (round, view) and the angle of each view."""
         masks = self.measure.masks(0)
         # Rounds are nested: without random views no others are used.
         every = self.random_views_fraction > 0

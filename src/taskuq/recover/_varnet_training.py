@@ -155,7 +155,7 @@ def load_public_varnet(path: Path | str) -> VarNet:
     try:
         missing = net.load_state_dict(state, strict=False).missing_keys
     except RuntimeError:
-        text = f"{path} has other weights; use the VarNet's"
+        text = f"{path} holds other weights; use those of the public VarNet"
         raise InputError(text, code="weights.mismatch") from None
     if missing:
         text = f"{path} lacks {len(missing)} weights, such as {missing[0]}"
