@@ -459,7 +459,7 @@ class TomographyConfig:
     photons: NonNegative = 0.0  #: Photons per detector bin without an object; 0 for no noise.
     attenuation: Positive = 6.0  #: Line integral along one full row of an image of ones.
     operator: str = "taskuq"  #: Implementation of the projector: taskuq or deepinv.
-    path: Path | None = None  #: Order of views written by taskuq masks.
+    path: Path | None = None  #: File with an order of views, written by taskuq masks.
     terminology = Terminology(
         case="slice", group="scan", estimate="back-projected", measurement="view",
         reference="all views",

@@ -205,10 +205,10 @@ class CrossFitConfig:
     """Point-estimate network and its cross-fitting."""
 
     weights: Path | None = None  #: Trained network; by default, one is trained first.
-    folds: Natural = 0  #: Cross-fitting folds; 0 if weights were trained on other patients.
+    folds: Natural = 0  #: Cross-fitting folds; 0 for weights trained on other patients.
     network: Any = None  #: Size of the point-estimate networks, which are trained first.
-    training: TrainingConfig = PAPER  #: Optimiser and schedule of these networks.
-    init_from: Path | None = None  #: Initial weights of these networks.
+    training: TrainingConfig = PAPER  #: Training of the point-estimate networks.
+    init_from: Path | None = None  #: Initial weights of the point-estimate networks.
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -255,7 +255,7 @@ class EstimateConfig(CrossFitConfig):
     weights: Path | None = None  #: Trained VarNet; by default, one is trained first.
     #: Size of the point-estimate networks, which are trained first.
     network: VarNetConfig = field(default_factory=VarNetConfig)
-    #: Folder of an earlier training run with point-estimate networks to reuse.
+    #: Folder of an earlier training run whose point-estimate networks are reused.
     reuse_from: Path | None = None
     #: Data range of SSIM: maximum of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"

@@ -85,7 +85,7 @@ class VarNetMethod:
     """Settings of [recover] for a variational network."""
 
     weights: Path | None = None  #: Trained VarNet, a file or a bundled name.
-    precision: Literal["auto", "float32"] = "auto"  #: "auto" uses float16 convolutions on a GPU.
+    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" uses float16 on a GPU.
 
     def open(self, device: torch.device | str) -> VarNetRecovery:
         dtype = torch.float32 if self.precision == "float32" else torch.float16

@@ -229,7 +229,7 @@ class FlowMethod:
     estimate: Path | None = None
     #: Standard deviation of the latents; default: the value stored with the weights, or 1.
     temperature: NonNegative | None = None
-    #: On a GPU, "auto" uses bfloat16 for the samples and float16 for the estimate.
+    #: Precision; on a GPU, "auto" uses bfloat16 for samples and float16 for the estimate.
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> Recover:
@@ -252,7 +252,7 @@ class _FlowTraining(RecoveryTraining):
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER
-    #: VarNet weights of a residual flow; default: a flow of whole images.
+    #: VarNet weights, to train a residual flow; default: train a flow of whole images.
     estimate: Path | None = None
     #: Temperature of a residual flow at each acceleration, as pairs.
     temperatures: tuple[tuple[float, float], ...] = ()

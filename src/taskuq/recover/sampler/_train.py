@@ -338,7 +338,7 @@ class SamplerMethod:
 
     weights: Path | None = None  #: Trained sampler, a file or a bundled name.
     estimate: Path | None = None  #: VarNet weights; default: those used in training.
-    precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
+    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" is bfloat16 on a GPU.
     inflate: bool = False  #: Scale the noise by the factor fitted to validation patients.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
