@@ -73,14 +73,14 @@ release: $(VENV)/.uv
 
 # OpenRecon's package: an image that carries the label, its archive, and both in one zip.
 OPENRECON := OpenRecon_taskuq_taskuq_V0.1.0
-openrecon:
+openrecon: $(VENV)/.demo
 	@command -v docker >/dev/null || { echo "make openrecon needs docker"; exit 1; }
 	mkdir -p dist/openrecon
 	docker build -f deploy/Containerfile -t $(shell echo $(OPENRECON) | tr A-Z a-z) --label \
 		"com.siemens-healthineers.magneticresonance.openrecon.metadata:1.1.0=$$(base64 -w0 deploy/OpenReconLabel.json)" .
 	docker save -o dist/openrecon/$(OPENRECON).tar $(shell echo $(OPENRECON) | tr A-Z a-z)
-	cp docs/how-to/service.md dist/openrecon/$(OPENRECON).md
-	cd dist/openrecon && $(PY) -m zipfile -c $(OPENRECON).zip $(OPENRECON).tar $(OPENRECON).md
+	$(BIN)/python deploy/manual.py docs/how-to/service.md dist/openrecon/$(OPENRECON).pdf
+	cd dist/openrecon && $(PY) -m zipfile -c $(OPENRECON).zip $(OPENRECON).tar $(OPENRECON).pdf
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/_made .pytest_cache .mypy_cache .ruff_cache

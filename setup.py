@@ -29,7 +29,7 @@ def describe(readme: str, source: str | None) -> str:
 
 
 def epoch() -> int:
-    """Return the time of the commit; in an unpacked sdist, which has its files' time, that."""
+    """Return the time of the commit or, in an unpacked sdist, of its files."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(given)
     if (ROOT / ".git").exists():

@@ -43,6 +43,11 @@ print(tq.evaluate_exact(outputs, targets, alpha=0.05, score="mlwr"))
 print(tq.diagnose(outputs, targets))
 
 # %% [markdown]
+# **From other libraries.** `taskuq.sklearn.SampleConformalRegressor` works in scikit-learn's `cross_val_score`, and
+# `taskuq.sklearn.wrap(forest)` takes the trees of a fitted forest as samples. `tq.TaskOutputs.from_posterior` reads
+# posterior samples of `sbi`. `table.to_xarray()` and `table.to_arviz()` convert tables, and `tq.TaskOutputs.load` reads
+# both. `taskuq.metrics` contains torchmetrics for Lightning modules.
+#
 # Every figure of a report has a function that draws it on your axes and returns the axes:
 
 # %%

@@ -141,7 +141,7 @@ def bill_of_materials(packages: list[list[str]]) -> dict[str, object]:
 def check_metadata(out: Path) -> str:
     made = sorted(map(str, out.glob("taskuq-*")))
     run(sys.executable, "-m", "twine", "check", "--strict", *made)
-    return "twine finds nothing"
+    return "twine finds no fault"
 
 
 def package_files() -> set[str]:
@@ -182,7 +182,7 @@ def try_in_empty(archive: Path, extras: str) -> str:
         if extras:
             run(str(folder / "env/bin/taskuq"), "demo", "--fast", "-o", "demo", cwd=folder)
             if not (folder / "demo/report.html").exists():
-                raise SystemExit(f"{archive.name}: the demo wrote no page")
+                raise SystemExit(f"{archive.name}: the demo wrote no report")
         packages = json.loads(run(python, "-c", PACKAGES, cwd=folder))
     suffix = extras.strip("[]") or "light"
     bill = archive.parent / f"bom-{VERSION}-{suffix}.cdx.json"

@@ -149,7 +149,7 @@ def tried(kinds, whole, seed, number):
 
 
 def limited():
-    """Let memory beyond what is in use run out, so that whoever takes it is seen."""
+    """Limit the memory of this process, so that an input that takes too much is seen."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))

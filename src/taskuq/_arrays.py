@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -124,10 +125,10 @@ def align_cases(arrays: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: If labels differ, or occur twice in different orders.
     """
-    plain = (np.ndarray, list, tuple, type(None))
-    labelled = [name for name, values in arrays.items() if not isinstance(values, plain)]
-    if not labelled:
+    plain = {np.ndarray, list, tuple, NoneType}
+    if set(map(type, arrays.values())) <= plain:
         return dict(arrays)
+    labelled = [name for name, values in arrays.items() if type(values) not in plain]
     labels = {name: ids for name in labelled if (ids := case_ids(arrays[name])) is not None}
     found = {**arrays, **{name: _unlabelled(arrays[name], name) for name in labelled}}
     first = next(iter(labels), "")

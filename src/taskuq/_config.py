@@ -55,6 +55,7 @@ BelowOne = Annotated[float, Within("[0, 1)")]
 Acceleration = Annotated[float, Within("[1, 1e6]")]
 
 
+@cache
 def range_of(hint: Any) -> Within | None:
     """Return the range that a type is annotated with, if any."""
     return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Within)), None)

@@ -43,7 +43,7 @@ class DeepinvMeasure:
 
     Args:
         physics: Physics by acceleration, decreasing.
-        seed: Seed of the noise, drawn for each image; None if there is none.
+        seed: Seed of the noise of each image; None for physics without random noise.
     """
 
     physics: Mapping[float, Any]

@@ -46,7 +46,7 @@ def intervals(
     """Draw the interval of each case, and its target if known.
 
     Args:
-        interval: Intervals (case,); an infinite end reaches the edge of the others.
+        interval: Intervals (case,); infinite ends extend to the edge of the plot.
         targets: Targets (case,), matched by the ids of the cases if labelled.
         ax: Axes to draw on.
 

@@ -27,6 +27,9 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     fitted ensemble, the predictions of its members are the samples. ``fit`` calibrates: use cases
     that the ensemble was not trained on.
 
+    The estimator passes ``check_estimator``. Without an ensemble it has the tag ``poor_score``,
+    because it learns nothing from features that are not samples of the target.
+
     Args:
         alpha: Error rate in (0, 1).
         conformity_score: Score, as in :func:`taskuq.calibrate`.
@@ -58,7 +61,6 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        # Features are samples of the target: nothing is learned from features of another kind.
         tags.regressor_tags.poor_score = self.estimator is None
         return tags
 

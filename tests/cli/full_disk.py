@@ -102,6 +102,7 @@ def read_only(place, target, can_mount):
 @contextmanager
 def in_the_way(place, target, can_mount):
     """A folder where a file is to be, or a file where a folder is to be."""
+    shutil.rmtree(target, ignore_errors=True)  # an empty folder of the command before
     if target.suffix:
         (target / "mine").mkdir(parents=True)
     else:

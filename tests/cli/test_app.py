@@ -192,13 +192,6 @@ def test_default_scores_agree():
     assert defaults["calibrate"] in defaults["simulate"].split(",")
 
 
-def test_package_is_the_command():
-    asked = [sys.executable, "-m", "taskuq", "sample-size", "--alpha", "1.5"]
-    ended = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("taskuq: ")
-
-
 LINES = ["One sentence that is longer than a narrow terminal is wide.", "  0.2 ± 0  is the width"]
 
 

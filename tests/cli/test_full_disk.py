@@ -21,7 +21,8 @@ def ends(tmp_path_factory):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots))}
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     can_mount = subprocess.run(
-        [*alone, "mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True
+        [*alone, "sh", "-c", 'mount -t tmpfs tmpfs "$0" && "$1" -c ""', folder, sys.executable],
+        capture_output=True,
     ).returncode == 0  # fmt: skip
     script = [sys.executable, HERE.with_name("full_disk.py"), folder]
     ran = subprocess.run(

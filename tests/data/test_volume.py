@@ -57,7 +57,7 @@ def test_study_level_rows_label_the_volume(tmp_path):
     path = tmp_path / "notes.csv"
     path.write_text(HEAD + "a,0,Yes,,,,,Normal for age\nb,3,No,1,2,3,4,Mass\n")
     notes = read_annotations(path)
-    assert notes.positive_volumes("Normal for age") == {"a"}
+    assert {row.file for row in notes.of("Normal for age")} == {"a"}
     assert notes.positive_slices("Normal for age") == {}
     assert notes.positive_slices("mass") == {"b": {3}}
     with refused("choice.unknown", "Mass, Normal for age"):

@@ -10,7 +10,7 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_all, run_one
-from taskuq.experiments._interval_length import _interval_length
+from taskuq.experiments._intervals import _interval_length
 from taskuq.report._contents import STORY, build_contents
 from taskuq.report._records import read_folder
 from taskuq.table._table import replace_arrays

@@ -11,7 +11,7 @@ from raising import refused
 from taskuq._config import toml_text
 from taskuq.conformal._units import CaseUnit, RandomCaseUnit
 from taskuq.data._atlas import AtlasData
-from taskuq.experiments import _coverage as law_module
+from taskuq.experiments import _intervals as law_module
 from taskuq.experiments._claims import (
     EXPERIMENTS,
     ClaimInputs,
@@ -22,17 +22,17 @@ from taskuq.experiments._claims import (
     no_finite_interval,
     run_one,
 )
-from taskuq.experiments._data_splits import _shared
-from taskuq.experiments._paper_protocol import (
+from taskuq.experiments._multi_round import (
     _draws,
     _families,
-    _found,
+    _protocol_finding,
+    _protocol_table,
     _ProtocolDraw,
     _scan,
-    _table,
 )
 from taskuq.experiments._recovery_quality import stored_examples
 from taskuq.experiments._run import open_run, read_run
+from taskuq.experiments._setup import _shared
 from taskuq.measure._masks import masks_to_text, nested_masks
 from taskuq.report.figures import figure_from_dict, figure_svg
 from taskuq.table._table import replace_arrays
@@ -64,8 +64,8 @@ def test_coverage_off_its_law_is_found(table, few, unit, planted):
     found = evaluate_scores(make_inputs(table), few, unit, accelerations=[8.0])
     law = law_module._law(found[0])
     lower = [replace(r, coverage=replace(r.coverage, mean=planted)) for r in found]
-    assert all(law_module._parts(found, unit, law).values())
-    assert not all(law_module._parts(lower, unit, law).values())
+    assert all(law_module._law_parts(found, unit, law).values())
+    assert not all(law_module._law_parts(lower, unit, law).values())
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_events_that_never_happen_are_missing(table):
     never = _ProtocolDraw(1.0, 1.0, np.nan, np.array([0.0, 1.0]))
     often = _ProtocolDraw(2.0, 0.95, 0.05, np.array([0.6, 0.4]))
     found = {"ar": [never, never], "lwr": [often, often]}
-    rows = {row[0]: row for row in _table(found, 0.1, 0.2, 5, make_inputs(table))["rows"]}
-    assert "nan" not in _found(found, 0.1)["finding"]
+    rows = {row[0]: row for row in _protocol_table(found, 0.1, 0.2, 5, make_inputs(table))["rows"]}
+    assert "nan" not in _protocol_finding(found, 0.1)["finding"]
     assert np.isnan(rows["ar"][5:]).all()
     assert rows["lwr"][5] == 0.05

@@ -172,6 +172,16 @@ def test_component_that_is_not_callable_is_refused(part):
         tq.Pipeline(**parts)
 
 
+def test_group_at_two_sites_is_refused_before_anything_is_recovered():
+    def unused(*args, **options):
+        raise AssertionError
+
+    with refused("table.duplicate"):
+        tq.Pipeline(toy.measure, unused, toy.task).run(
+            toy.images(2), accelerations=(2,), samples=2, seed=0, group=[0, 0], site=["a", "b"]
+        )
+
+
 def test_rounds_have_names_and_costs():
     run = {**RUN, "accelerations": None, "costs": {"1 s": 1, "2 s": 2}, "full_cost": 16}
     ranges = {"mean": (0, 1), "largest": (0, np.inf)}

@@ -10,8 +10,8 @@ from taskuq.conformal.scores import resolve_score
 from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec, window_distribution
-from taskuq.policy._plan import SetCalibrator
 from taskuq.policy._rules import IntervalRule, WindowRule, stopping_statistics
+from taskuq.policy._stopping import Calibrator
 from taskuq.report._explorer import FEWEST_FOR_LEARNED, RULES, _learning_cases, _tuned_scores
 
 
@@ -107,7 +107,7 @@ class Truth:
         spec = PolicySpec(entry["kind"], alpha, goal, statistic=statistic or "spread")
         seen = stopping_statistics(rules, x, z)
         index = guarantee._unit.index(seen.cases, group)
-        calibrator = SetCalibrator(guarantee, guarantee._unit, index)
+        calibrator = Calibrator(guarantee, guarantee._unit, index)
         within = self.label[kept] if setting["within"] == "class" else None
         thresholds = spec.thresholds(seen, calibrator, within=within)
         return replace(

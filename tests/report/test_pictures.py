@@ -144,15 +144,6 @@ def test_maps_of_lines_are_those_of_the_table():
     assert "opacity:0." in str(figure_svg(by_round))
 
 
-def test_signals_below_zero_are_not_cut_off():
-    truth = np.linspace(-1, 1, 64).reshape(1, 8, 8).repeat(2, axis=0)
-    made = explorers._slice_pictures(explorers._check_explorer(stored(truth=truth)))
-    shown = decoded(made.truth[0])[:8, :8].ravel()
-    assert shown[0] == 0
-    assert shown[-1] == 255
-    assert (np.diff(shown.astype(int)) > 0).all()
-
-
 @pytest.mark.parametrize("darkest", [0.0, -1000.0])
 def test_the_picture_of_a_scan_is_the_image_itself_and_not_a_blur(darkest):
     image = np.full((5, 7), darkest)

@@ -47,12 +47,6 @@ def test_scan_measures_new_lines_and_decides_as_its_policy(toy, toy_policy, seed
     assert [r.stop for r in scan.rounds] == [False] * (len(scan.rounds) - 1) + [True]
 
 
-def test_full_measurement_gives_the_value(toy, toy_policy, longest):
-    scan = toy.scan(toy.scanner_of(longest), policy=toy_policy)
-    assert float(scan.interval.lower) == float(scan.interval.upper)
-    assert float(scan.interval.lower) == pytest.approx(float(toy.task(toy.image(longest))))
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("round_", range(4))
 def test_power_cut_in_any_round_is_resumed(toy, toy_policy, longest, tmp_path, round_, when):

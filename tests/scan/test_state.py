@@ -282,21 +282,6 @@ def cut_off(scanners, at_round, at_case):
     return scanners
 
 
-@pytest.mark.parametrize("at_case", [0, 2])
-@pytest.mark.parametrize("at_round", range(4))
-def test_power_cut_of_a_group_is_resumed(toy, whole, tmp_path, at_round, at_case):
-    (policy, seeds), state = whole, tmp_path / "scan.json"
-    scanners = cut_off(grouped.toy_scanners(seeds), at_round, at_case)
-    with pytest.raises(PowerCutError):
-        grouped.toy_scan(policy, seeds, scanners=scanners, state=state)
-    scanners = grouped.toy_scanners(seeds)
-    resumed = grouped.toy_scan(policy, seeds, scanners=scanners, state=state)
-    assert record(resumed) == record(grouped.toy_scan(policy, seeds))
-    rest = np.concatenate(toy.ADDED[at_round:]).tolist()
-    assert [s.measured for s in scanners.values()] == [rest] * 3
-    assert record(load_scan(state, policy)) == record(resumed)
-
-
 @pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
 def test_cut_after_every_round_gives_the_same_record(tmp_path, unit):
     policy, cases = grouped.planned(unit), grouped.groups_of(grouped.NEW)[0]
@@ -306,12 +291,12 @@ def test_cut_after_every_round_gives_the_same_record(tmp_path, unit):
     while scan is None:
         scanners = grouped.scanners_of(outputs, targets)
         try:
-            for i in range(len(cases)):
+            for i in range(k % 2, len(cases)):
                 cut_off(scanners, k + 1, i)
             scan = tq.acquire(policy, scanners, **steps, state=tmp_path / "scan.json")
         except PowerCutError:
             k += 1
-        assert max(len(s.measured) for s in scanners.values()) <= 1
+        assert max(len(s.measured) for s in scanners.values()) <= 2
     assert k == max(len(case.rounds) for case in whole.cases.values()) - 1
     assert record(scan) == record(whole)
 

@@ -2,10 +2,13 @@
 
 import struct
 import sys
+import threading
 import time
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import ismrmrd
 import numpy as np
 import torch
 
@@ -71,6 +74,27 @@ def begin(wire, scan, columns=(), slices=None):
             wire.send(ACQUISITION, scan.line(slice_, int(column)))
 
 
+def begun(connect, service, scan, columns=()):
+    """A connection whose header was taken, and that has sent some lines of all slices."""
+    wire = connect(service)
+    begin(wire, scan, columns)
+    assert "send these lines" in wire.read().content
+    return wire
+
+
+@dataclass
+class Held:
+    """A recovery that waits until it may go on."""
+
+    computing: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, measurement, **options):
+        self.computing.set()
+        assert self.go_on.wait(300)
+        return recover(measurement, **options)
+
+
 def heard(wire):
     """Close a connection; return the decisions and the texts until its end.
 
@@ -102,6 +126,22 @@ def replies(wire):
     while (message := wire.read()) is not None:
         found.append(_decision(message) if message.kind == IMAGE else message.content)
     return [f for f in found if isinstance(f, dict)], [f for f in found if isinstance(f, str)]
+
+
+def answers(wire, xml, lines):
+    """Send a header and lines; return all images and texts."""
+    wire.send(HEADER, xml)
+    for line in lines:
+        wire.send(ACQUISITION, line)
+    return replies(wire)
+
+
+def file_of(path, xml, lines):
+    with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
+        file.write_xml_header(xml.encode())
+        for line in lines:
+            file.append_acquisition(line)
+    return path
 
 
 def raw(kind, content):

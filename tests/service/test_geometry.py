@@ -13,7 +13,7 @@ from raising import refused
 from taskuq.measure._mri import combine_columns
 from taskuq.service import _mrd as mrd
 from taskuq.service._interval import stored_interval
-from taskuq.service._mrd import ACQUISITION, HEADER, Geometry, header_xml, remove_oversampling
+from taskuq.service._mrd import HEADER, Geometry, header_xml, remove_oversampling
 from taskuq.service._replay import read_mrd, replay_scan
 from taskuq.service._session import policy_geometry
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
@@ -253,13 +253,6 @@ ACCEPTED_LINES = {
 }
 
 
-def answers(small, wire, xml, lines):
-    wire.send(HEADER, xml)
-    for line in lines:
-        wire.send(ACQUISITION, line)
-    return small.replies(wire)
-
-
 def lines_of(scan, change=lambda line: line):
     return [change(scan.line(0, column)) for column in range(SIZE)]
 
@@ -288,7 +281,7 @@ def test_other_headers_are_refused_by_field(small, serving, connect, name):
     else:
         xml, count = re.subn(*change, header_xml(scan.header))
         assert count
-    images, texts = answers(small, connect(service), xml, lines_of(scan))
+    images, texts = small.answers(connect(service), xml, lines_of(scan))
     require_undecided(images, field)
     assert field in json.loads(texts[0])["message"]
     assert service.counts["refused scans"] == 1
@@ -311,7 +304,7 @@ def test_other_lines_are_refused_by_field(small, serving, connect, name):
     lines = [change(line) for line in lines]
     assert FIRST in small.COLUMNS[0]
     service = serving()
-    images, texts = answers(small, connect(service), header_xml(scan.header), lines)
+    images, texts = small.answers(connect(service), header_xml(scan.header), lines)
     require_undecided(images, field)
     assert service.counts["refused lines"] == (1 if name.startswith("one ") else SIZE)
     assert any(field in json.loads(text)["message"] for text in texts)
@@ -323,7 +316,7 @@ def test_accepted_variants_equal_acquire(small, small_policy, serving, connect, 
     header = ACCEPTED_HEADERS.get(name, lambda document: None)
     lines = lines_of(scan, ACCEPTED_LINES.get(name, lambda line: line))
     xml = changed(scan, header)
-    images, _ = answers(small, connect(serving()), xml, lines)
+    images, _ = small.answers(connect(serving()), xml, lines)
     require_equal(images, small.acquired(small_policy, 3, 0).rounds)
 
 
@@ -360,7 +353,7 @@ def test_oversampling_is_removed_in_both_conventions(
     scanner, scan = Oversampled(small), small.scan_of(3, slices=1)
     header = replace(scan.header, oversampling=2 if convention == "encoded 2N" else 1)
     lines = [scanner.line(column) for column in range(SIZE)]
-    images, _ = answers(small, connect(serving()), header_xml(header), lines)
+    images, _ = small.answers(connect(serving()), header_xml(header), lines)
     alone = tq.acquire(small_policy, scanner, recover=small.recover, task=small.task,
                        samples=small.SAMPLES, case="patient-3-slice-0")  # fmt: skip
     require_equal(images, alone.rounds)
@@ -388,7 +381,7 @@ def test_other_oversampling_is_refused(
     for line in lines:
         change(line)
     xml = header_xml(replace(scan.header, oversampling=oversampling))
-    images, _ = answers(small, connect(serving()), xml, lines)
+    images, _ = small.answers(connect(serving()), xml, lines)
     require_undecided(images, field)
 
 
@@ -470,27 +463,24 @@ def test_noise_prewhitens_only_a_prewhitened_policy(
     rng, scan = np.random.default_rng(0), small.scan_of(3, slices=1)
     lines = [noise_scan(rng, np.eye(2)), *lines_of(scan, mark("sample_time_us", 2.5))]
     xml = header_xml(scan.header)
-    images, texts = answers(small, connect(serving()), xml, lines)
+    images, texts = small.answers(connect(serving()), xml, lines)
     require_equal(images, small.acquired(small_policy, 3, 0).rounds)
     assert any("skipped: noise" in text for text in texts)
     geometry = replace(small.GEOMETRY, prewhitened=True)
     prewhitened = serving(geometry=geometry, folder=tmp_path / "white")
-    white, _ = answers(small, connect(prewhitened), xml, lines)
+    white, _ = small.answers(connect(prewhitened), xml, lines)
     assert [one["undecided"] for one in white] == [False] * len(white)
     assert white[0]["lower"] != images[0]["lower"]
     again = serving(geometry=geometry, folder=tmp_path / "without")
-    none, texts = answers(small, connect(again), xml, lines[1:])
+    none, texts = small.answers(connect(again), xml, lines[1:])
     require_undecided(none, "noise scans")
     timeless = serving(geometry=geometry, folder=tmp_path / "timeless")
-    none, _ = answers(small, connect(timeless), xml, [lines[0], *lines_of(scan)])
+    none, _ = small.answers(connect(timeless), xml, [lines[0], *lines_of(scan)])
     require_undecided(none, "sample_time_us")
     # A file is sent as it was measured.
-    with ismrmrd.Dataset(str(tmp_path / "scan.h5"), "dataset", create_if_needed=True) as file:
-        file.write_xml_header(xml.encode())
-        for line in lines:
-            file.append_acquisition(line)
+    stored = read_mrd(small.file_of(tmp_path / "scan.h5", xml, lines))
     filed = serving(geometry=geometry, folder=tmp_path / "file")
-    played = replay_scan(read_mrd(tmp_path / "scan.h5"), "127.0.0.1", filed.port)
+    played = replay_scan(stored, "127.0.0.1", filed.port)
     assert played.decisions[0]["lower"] == white[-1]["lower"]
 
 
@@ -505,12 +495,9 @@ def test_unlike_lines_of_a_file_are_refused(small, tmp_path, name):
     else:
         lines.append(scan.line(0, FIRST))
         lines[-1].data[:] *= 2
-    with ismrmrd.Dataset(str(tmp_path / "scan.h5"), "dataset", create_if_needed=True) as file:
-        file.write_xml_header(header_xml(scan.header).encode())
-        for line in lines:
-            file.append_acquisition(line)
+    path = small.file_of(tmp_path / "scan.h5", header_xml(scan.header), lines)
     with refused("shape.mismatch", name):
-        read_mrd(tmp_path / "scan.h5")
+        read_mrd(path)
 
 
 def test_second_header_must_be_the_same(small, serving, connect):
@@ -531,7 +518,7 @@ def test_stratum_comes_from_the_header(small, serving, connect):
         strings = [xsd.userParameterStringType(name=mrd.STRATUM, value=s) for s in given]
         parameters = xsd.userParametersType(userParameterString=strings)
         change = both(put("userParameters", parameters), put(ID, f"MR {given}"))
-        images, _ = answers(small, connect(service), changed(scan, change), lines_of(scan))
+        images, _ = small.answers(connect(service), changed(scan, change), lines_of(scan))
         if given in (["knee"], ["brain"]):
             alone = small.acquired(policy, 3, 0, stratum=given[0], monitor=tq.Monitor(policy))
             require_equal(images, alone.rounds)
@@ -560,5 +547,5 @@ def test_lines_outside_the_image_change_no_decision(small, small_policy, serving
             other.data[:] = 1
             lines.append(other)
         lines.append(scan.line(0, column))
-    images, _ = answers(small, connect(serving()), header_xml(scan.header), lines)
+    images, _ = small.answers(connect(serving()), header_xml(scan.header), lines)
     require_equal(images, small.acquired(small_policy, 3, 0).rounds)

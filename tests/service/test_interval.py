@@ -187,41 +187,23 @@ def audited(tmp_path, capsys):
     return capsys.readouterr().out
 
 
-def test_void_scan_is_exported_without_guarantee(served, tmp_path, capsys):
-    played, states, _ = served(void=VOID)
+@pytest.mark.parametrize("lost", [None, "void", "withdrawn"])
+def test_guarantee_is_exported_as_it_was(small, served, tmp_path, capsys, lost):
+    monitor = None
+    if lost == "withdrawn":
+        monitor = tq.Monitor(small.policy(width=0.15), delta=0.4)
+        monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
+        assert monitor.alarm
+    played, states, policy = served(void=VOID if lost == "void" else None, monitor=monitor)
+    why = {None: policy.statement, "void": VOID}.get(lost) or monitor.statement
     out = tmp_path / "i.json"
     main(["interval", str(states[0]), str(tmp_path / "policy.json"), "-o", str(out)])
-    record = json.loads(out.read_text())
-    assert (record["guaranteed"], record["guarantee"]) == (False, VOID)
-    assert {line["void"] for line in read_audit_log(tmp_path / "states" / "log.jsonl")} == {VOID}
-    assert audited(tmp_path, capsys).count(VOID) == 1
-    assert VOID in format_summary(summarise([played], 16))
-    assert not any(d["guaranteed"] for d in played.decisions.values())
-
-
-def test_kept_guarantee_is_exported(served, tmp_path, capsys):
-    played, states, policy = served()
-    record = stored_interval(states[0], policy)
-    assert (record["guaranteed"], record["guarantee"]) == (True, policy.statement)
-    assert all(d["guaranteed"] for d in played.decisions.values())
-    assert len(format_summary(summarise([played], 16))) == 1
-    assert "Shadow mode" not in audited(tmp_path, capsys)
-
-
-def test_withdrawn_guarantee_is_exported(small, serving, tmp_path):
-    policy = small.policy(width=0.15)
-    monitor = tq.Monitor(policy, delta=0.4)
-    monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
-    assert monitor.alarm
-    played = replay_scan(
-        small.scan_of(5, slices=1), HOST, serving(policy=policy, monitor=monitor).port
-    )
-    (state,) = (tmp_path / "states").glob("scan-*.json")
-    record = stored_interval(state, policy)
-    assert not record["guaranteed"]
-    assert record["guarantee"].startswith("The guarantee is withdrawn")
-    assert played.decisions[0]["guarantee"] == record["guarantee"]
-    assert "The guarantee is withdrawn" in format_summary(summarise([played], 16))[1]
+    record, log = json.loads(out.read_text()), read_audit_log(tmp_path / "states" / "log.jsonl")
+    assert (record["guaranteed"], record["guarantee"]) == (lost is None, why)
+    assert {d["guarantee"] for d in played.decisions.values()} == {why}
+    assert {line["void"] for line in log} == {why if lost else None}
+    assert format_summary(summarise([played], 16))[1:] == ([why] if lost else [])
+    assert audited(tmp_path, capsys).splitlines().count(f"  {why}") == (1 if lost else 0)
 
 
 def test_shadow_scan_reports_no_stop(served, tmp_path, capsys):

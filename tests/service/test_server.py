@@ -48,13 +48,6 @@ def test_connection_without_header_is_closed(serving, connect, drips):
     assert time.monotonic() < begun + 300
 
 
-def test_header_deadline_ends_with_the_header(small, serving, connect):
-    service = serving()
-    begun(connect, service, small.scan_of(1))
-    (session,) = service.sessions
-    assert session.connection._until is None
-
-
 def test_half_a_message_closes_the_connection():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -147,7 +140,7 @@ def test_internal_failure_is_sent_before_closing(small, serving, connect, monkey
 
 def test_second_client_of_a_running_scan_is_refused(small, serving, connect):
     service, scan = serving(limits=mrd.StreamLimits(claim=0.2)), small.scan_of(1)
-    first, second = begun(connect, service, scan), connect(service)
+    first, second = small.begun(connect, service, scan), connect(service)
     second.send(mrd.HEADER, mrd.header_xml(scan.header))
     assert "running on another connection" in second.read().content
     assert small.ends_undecided(second)
@@ -160,18 +153,12 @@ def test_second_client_of_a_running_scan_is_refused(small, serving, connect):
 
 
 def test_client_that_reconnects_waits_for_its_last_round(small, serving, connect):
-    service, scan, go_on = serving(limits=mrd.StreamLimits(claim=300)), small.scan_of(1), []
-
-    def slow(measurement, **options):
-        go_on.append(time.sleep(0.3))
-        return small.recover(measurement, **options)
-
-    service = serving(recover=slow, folder=service.model.folder / "slow")
-    lost = connect(service)
-    small.begin(lost, scan, small.COLUMNS[0])
-    while not go_on:
-        time.sleep(0.01)
+    held, scan = small.Held(), small.scan_of(1)
+    service = serving(recover=held, limits=mrd.StreamLimits(claim=300))
+    lost = small.begun(connect, service, scan, small.COLUMNS[0])
+    assert held.computing.wait(300)
     lost.close()
+    threading.Timer(0.3, held.go_on.set).start()
     assert len(replay_scan(scan, HOST, service.port).decisions) == 3
     assert not list(service.model.folder.glob(".scan-*.lock"))
 
@@ -186,14 +173,6 @@ def many_slices(small, number, slices=MANY):
     return _StoredScan(header, dict.fromkeys(range(slices), one.kspace[0]))
 
 
-def begun(connect, service, scan):
-    """A connection whose header was taken."""
-    wire = connect(service)
-    wire.send(mrd.HEADER, mrd.header_xml(scan.header))
-    assert "send these lines" in wire.read().content
-    return wire
-
-
 def all_read(wire, scan):
     wire.send(mrd.HEADER, mrd.header_xml(scan.header))
     while "this header already" not in getattr(wire.read(), "content", ""):
@@ -201,44 +180,24 @@ def all_read(wire, scan):
 
 
 def test_late_rounds_wait_in_one_thread(small, serving, connect):
-    go_on = threading.Event()
-
-    def stuck(measurement, **options):
-        assert go_on.wait(300)
-        return small.recover(measurement, **options)
-
-    service, scan = serving(recover=stuck, deadline=0.02), many_slices(small, 1, slices=20)
+    held = small.Held()
+    service, scan = serving(recover=held, deadline=0.02), many_slices(small, 1, slices=20)
     before = set(threading.enumerate())
-    wire = begun(connect, service, scan)
+    wire = small.begun(connect, service, scan)
     for slice_ in scan.kspace:
         for column in small.COLUMNS[0]:
             wire.send(mrd.ACQUISITION, scan.line(slice_, int(column)))
     faults = [replay._decision(wire.read())["fault"] for _ in scan.kspace]
     threads = set(threading.enumerate()) - before
-    go_on.set()
+    held.go_on.set()
     assert len(threads) <= 3
     assert all("took longer" in one or "still running" in one for one in faults)
-
-
-def test_interleaved_slices_are_decided(small, small_policy, serving, connect):
-    # Lines of all slices by queue, as scanners interleave them: more slices than may wait.
-    scan = small.scan_of(6, slices=9)
-    wire = begun(connect, serving(limits=mrd.StreamLimits(waiting=2)), scan)
-    for column in range(small.SIZE):
-        for slice_ in scan.kspace:
-            wire.send(mrd.ACQUISITION, scan.line(slice_, column))
-    last = {decision["slice"]: decision for decision in small.heard(wire)[0]}
-    assert sorted(last) == [*range(9)]
-    for slice_, decision in last.items():
-        alone = small.acquired(small_policy, 6, slice_).rounds[-1].to_dict()
-        assert decision["lower"] == alone["lower"]
-        assert decision["round"] == alone["round"]
 
 
 def test_header_above_the_limit_is_refused(small, serving, connect):
     service = serving(geometry=mrd.Geometry())
     other = small.scan_of(2, slices=1)
-    held = begun(connect, service, other)
+    held = small.begun(connect, service, other)
     large = mrd.ScanHeader("MR-large", "large", (512, 60_000, small.SIZE), 1024)
     wire = connect(service)
     wire.send(mrd.HEADER, mrd.header_xml(large))
@@ -265,8 +224,8 @@ def test_full_buffer_closes_one_connection(small, serving, connect):
     slice_ = small.scan_of(1, slices=1).header.nbytes
     service = serving(limits=mrd.StreamLimits(buffer=2 * slice_))
     other, scan = small.scan_of(2, slices=1), many_slices(small, 1)
-    held = begun(connect, service, other)
-    wire = begun(connect, service, scan)
+    held = small.begun(connect, service, other)
+    wire = small.begun(connect, service, scan)
     last = int(small.COLUMNS[0][0])
     try:
         for column in [c for c in range(small.SIZE) if c != last]:
@@ -283,21 +242,15 @@ def test_full_buffer_closes_one_connection(small, serving, connect):
 
 
 def test_waiting_for_an_answer_is_not_idle(small, serving, connect):
-    go_on = threading.Event()
-
-    def slow(measurement, **options):
-        assert go_on.wait(300)
-        return small.recover(measurement, **options)
-
-    scan = small.scan_of(1, slices=1)
-    wire = connect(serving(recover=slow, limits=mrd.StreamLimits(idle=1)))
+    held, scan = small.Held(), small.scan_of(1, slices=1)
+    wire = connect(serving(recover=held, limits=mrd.StreamLimits(idle=1)))
     lines = [small.raw(mrd.ACQUISITION, scan.line(0, int(column))) for column in small.COLUMNS[0]]
     text = mrd.header_xml(scan.header).encode()
     # All at once: nothing but the computation takes time.
     wire.connection.sendall(struct.pack("<HI", mrd.HEADER, len(text)) + text + b"".join(lines))
     assert "send these lines" in wire.read().content
     time.sleep(1.5)
-    go_on.set()
+    held.go_on.set()
     assert wire.read().kind == mrd.IMAGE
 
 

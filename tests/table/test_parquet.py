@@ -58,12 +58,14 @@ def test_run_resumes_where_it_stopped(tmp_path):
     assert_holds(tq.TaskOutputs.load(tmp_path), ["case 1", "case 2", "case 3"])
 
 
-def test_case_written_twice_counts_once(tmp_path):
+def test_case_written_twice_counts_once_with_its_group(tmp_path):
     writer = TableWriter(tmp_path, HEADER)
     for R in (4.0, 2.0):
-        write(writer, ["case 1", "case 2", "case 1"], R)
-    write(writer, ["case 2", "case 1"], 2.0)
-    assert_holds(tq.TaskOutputs.load(tmp_path), ["case 1", "case 2"])
+        write(writer, ["case 2", "case 1", "case 2"], R, group=["b", "a", "b"], label=[2, 1, 2])
+    write(writer, ["case 2", "case 1"], 2.0, group=["b", "a"], label=[2, 1])
+    table = tq.TaskOutputs.load(tmp_path)
+    assert_holds(table, ["case 1", "case 2"])
+    assert (table.group.tolist(), table.label.tolist()) == (["a", "b"], [1, 2])
 
 
 def test_half_written_files_are_not_part_of_the_table(tmp_path):
@@ -82,15 +84,6 @@ def test_another_header_or_shape_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
     with refused("resume.mismatch"):
         TableWriter(tmp_path, TableHeader(accelerations=(4.0, 2.0), samples=4))
-
-
-def test_groups_and_labels_travel_with_their_cases(tmp_path):
-    writer = TableWriter(tmp_path, HEADER)
-    for R in (2.0, 4.0):
-        write(writer, ["case 2", "case 1"], R, group=["b", "a"], label=[2, 1])
-    table = tq.TaskOutputs.load(tmp_path)
-    assert table.group.tolist() == ["a", "b"]
-    assert table.label.tolist() == [1, 2]
 
 
 RNG = np.random.default_rng(5)

@@ -8,7 +8,7 @@ from torch import nn
 
 from raising import refused
 from taskuq.task import build
-from taskuq.task._attack import AttackConfig, adversarial_images, l2_pgd
+from taskuq.task._classifier_training import AttackConfig, adversarial_images, l2_pgd
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ from taskuq.cli.run import train_command
 from taskuq.data._arrays import ArrayDataset, NpzData
 from taskuq.data._dataset import LabelledSubset, SplitConfig
 from taskuq.task import load
-from taskuq.task._attack import AttackConfig
 from taskuq.task._backbone import BackboneConfig, InitConfig
 from taskuq.task._cases import AugmentConfig
 from taskuq.task._classifier import ClassifierConfig
 from taskuq.task._classifier_training import (
+    AttackConfig,
     _classifier_metrics,
     _ClassifierTraining,
     _regression_metrics,

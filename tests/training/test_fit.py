@@ -1,12 +1,9 @@
 """Trainings: restarts to the bit, trials, dry runs, timing, schedules, EMA, warm-up."""
 
 import json
-import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,28 +33,6 @@ from taskuq.training._module import TrainingModule, read_timing
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
-
-
-SCRIPT = """
-import os, signal, sys
-from pathlib import Path
-from taskuq.cli.run import train_command
-from taskuq.training import _checkpoints
-
-save = _checkpoints.SafetensorsIO.save_checkpoint
-
-def killed(self, state, path, storage_options=None):
-    if state["epoch"] == 0 or "resume" not in str(path):
-        return save(self, state, path)
-    with _checkpoints.atomic_write(path) as partial:
-        partial.write_bytes(b"half of a state")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-if __name__ == "__main__":
-    _checkpoints.SafetensorsIO.save_checkpoint = killed
-    train_command("varnet")(Path(sys.argv[1]), output=Path(sys.argv[2]), accelerator="cpu",
-                            progress=False)
-"""
 
 
 def same_weights(first: Path, second: Path) -> bool:
@@ -170,26 +145,6 @@ def test_restart_of_a_sampler_is_bit_exact(tmp_path, configure):
 
 
 FOLDS = "fold-1-of-2/best", "fold-2-of-2/best"
-
-
-def test_killed_training_resumes_bit_for_bit(tmp_path, configure):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        config = configure("varnet", epochs=3)
-        train_config("varnet", config, tmp_path / "whole", machine=CPU)
-        (tmp_path / "train.py").write_text(SCRIPT)
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "train.py"), config, str(tmp_path / "run")],
-            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
-        )  # fmt: skip
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        (tmp_path / "run").rename(tmp_path / "parts")
-        assert _load_state(tmp_path / "parts" / "resume.safetensors")["epoch"] == 0
-        train_config("varnet", config, tmp_path / "parts", machine=CPU)
-        assert same_runs(tmp_path, "best", "last")
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_sampler_starts_from_another_with_its_networks(tmp_path, configure):

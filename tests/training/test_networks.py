@@ -49,9 +49,6 @@ def test_network_has_its_configuration_and_presets(name):
     ("table", "code"),
     [
         ('[recover]\nkind = "zero-filled"\nweights = "a"', "config.key"),
-        ('[recover]\nkind = "varnet"\ntemperature = 1', "config.key"),
-        ('[recover]\nkind = "flow"\npath = "a"', "config.key"),
-        ('[recover]\nkind = "folder"\nweights = "a"', "config.key"),
         ('[recover]\nkind = "best"', "choice.unknown"),
         ('[task]\nkind = "mean-intensity"\nweights = "a"', "config.key"),
         ('[task]\nkind = "classifier"\nrows = [0, 1]', "config.key"),

@@ -184,19 +184,11 @@ def test_shipped_configurations_are_valid(file, layout, preset):
 @pytest.mark.parametrize(
     ("text", "code", "name"),
     [
-        ("[training]\nepochs = 'many'", "config.type", "training.epochs"),
-        ("[training]\nepochs = true", "config.type", "training.epochs"),
-        ("[training]\nepochs = 0", "value.invalid", "epochs"),
         ("[training]\nlearning_rate = -1", "value.invalid", "learning_rate"),
         ("[training]\ncuda_graphs = true\naccumulate = 2", "option.conflict", "cuda_graphs"),
         ("[training]\nprecision = 'fp8'", "choice.unknown", "'32-true', 'bf16-mixed'"),
-        ("[measure]\naccelerations = 4", "config.type", "accelerations"),
-        ("network = 3", "config.type", "[network]"),
-        ("[networks]", "config.key", "networks"),
-        ("[network]\ncoils = -1", "value.invalid", "coils"),
         ("[network]\nfill = 'all'", "choice.unknown", "'noise', 'residual'"),
         ("[augment]\nrotation = 90", "value.invalid", "rotation"),
-        ("[network", "file.format", "a.toml"),
     ],
 )
 def test_wrong_setting_is_refused(tmp_path, text, code, name):
@@ -206,17 +198,12 @@ def test_wrong_setting_is_refused(tmp_path, text, code, name):
         read_config(_FlowTraining, path)
 
 
-WEIGHTS = (
-    Path(__file__).resolve().parents[2] / "src/taskuq/training/bundled/classifier-atlas.safetensors"
-)
-
-
 def test_shipped_classifier_finds_lesions_in_new_patients():
     pytest.importorskip("nilearn")
     atlas = Atlas(patients=6, seed=0, coils=0, first=1000)  # beyond all patients it was made with
     images = torch.stack([atlas[k].image for k in range(len(atlas))])
     with torch.no_grad():
-        outputs = load_task(WEIGHTS)(images)
+        outputs = load_task(FOLDER / "classifier-atlas.safetensors")(images)
     assert auroc(outputs.numpy(), atlas.labels) > 0.85
 
 

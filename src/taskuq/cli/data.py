@@ -9,7 +9,6 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from taskuq._io import image_format
 from taskuq.cli import app
 from taskuq.errors import InputError, MachineError
 from taskuq.interval import BoolArray
@@ -265,20 +264,22 @@ def masks(
         widths = None if acs is None else list(app.parse_ints(acs, "acs") or ())
         made = nested_masks(size, rates, seed=seed, rule=pattern, acs=widths)
     save_masks(output, made, rates)
-    _draw(made, rates, figure)
-    for mask, R in zip(made, rates, strict=True):
-        centre = acs_width(mask)
-        app.print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {centre}")
-    app.print_message(f"figure: {figure}")
-    app.print_result(str(output))
+    _show_masks(made, rates, figure, output)
 
 
-def _draw(masks: BoolArray, rates: Sequence[float], figure: Path, lines: str = "lines") -> None:
+def _show_masks(
+    masks: BoolArray, rates: Sequence[float], figure: Path, output: Path, lines: str | None = None
+) -> None:
+    """Draw masks and print how many lines each has, and its centre unless they were learned."""
     from taskuq.report.figures import draw_all
     from taskuq.report.figures._imaging import masks_figure
 
-    image_format(figure)
-    draw_all(masks_figure(masks, rates, lines=lines), [figure])
+    draw_all(masks_figure(masks, rates, lines=lines or "lines"), [figure])
+    for mask, R in zip(masks, rates, strict=True):
+        what = lines or f"lines, centre of {acs_width(mask)}"
+        app.print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} {what}")
+    app.print_message(f"figure: {figure}")
+    app.print_result(str(output))
 
 
 def _learn(config: Path, output: Path, figure: Path, device: str | None, overwrite: bool) -> None:
@@ -291,12 +292,8 @@ def _learn(config: Path, output: Path, figure: Path, device: str | None, overwri
         learner = open_learner(settings, device)
         made, _ = learn_masks(learner, output, overwrite=overwrite)
     words, rates = learner.config.measure.terminology, learner.config.measure.accelerations
-    _draw(made, rates, figure, words.many("measurement"))
     app.print_message(
         f"learned on {len(learner.cases)} training cases by {learner.config.objective}; calibrate "
         "on other cases, or the guarantee is void"
     )
-    for mask, R in zip(made, rates, strict=True):
-        app.print_message(f"R = {R:g}: {mask.sum()} of {len(mask)} {words.many('measurement')}")
-    app.print_message(f"figure: {figure}")
-    app.print_result(str(output))
+    _show_masks(made, rates, figure, output, words.many("measurement"))

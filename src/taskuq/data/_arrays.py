@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 
 
-@dataclass(frozen=True, eq=False)
 class ArrayDataset:
     """Data set of images in memory.
 
@@ -35,13 +34,6 @@ class ArrayDataset:
         >>> data[1].label, data[1].group, tuple(data[1].image.shape)
         (1, '1', (8, 8))
     """
-
-    images: NDArray[Any]
-    labels: NDArray[np.int64]
-    groups: NDArray[np.str_]
-    cases: NDArray[np.str_]
-    scales: NDArray[np.float64] = field(repr=False)
-    sites: NDArray[np.str_] | None = None
 
     def __init__(
         self,
@@ -72,10 +64,9 @@ class ArrayDataset:
         scales = np.full(len(images), float(normalise) or 1.0)
         for name in np.unique(group_names) if normalise is True else ():
             scales[group_names == name] = group_scale(images[group_names == name])
-        sites = None if site is None else columns["site"].astype(str)
-        values = (images, labels.astype(np.int64), group_names, names.astype(str), scales, sites)
-        for attribute, value in zip(fields(self), values, strict=True):
-            object.__setattr__(self, attribute.name, value)
+        self.images, self.labels, self.scales = images, labels.astype(np.int64), scales
+        self.groups, self.cases = group_names, names.astype(str)
+        self.sites = None if site is None else columns["site"].astype(str)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -176,7 +167,7 @@ class NpzData(DataConfig):
             return np.full(len(whole), True)
         chosen = self._array(self.select)
         if chosen.dtype != bool or chosen.shape != (len(whole),):
-            text = f"data.select is of {chosen.dtype}; save a boolean per image"
+            text = f"data.select has type {chosen.dtype}; save one boolean per image"
             raise InputError(text, code="dtype.invalid")
         return chosen
 

@@ -109,12 +109,11 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
     return np.asarray(image.dataobj, dtype=np.uint8)
 
 
-def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]:
-    pad = int(radius) + 2
-    padded = np.pad(brain, pad)
-    grown = ndimage.distance_transform_edt(~padded) <= radius
-    closed = ndimage.distance_transform_edt(grown) > radius
-    return np.asarray(closed[pad:-pad, pad:-pad, pad:-pad])
+def _closed(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    padded = np.pad(brain, 14)
+    grown = ndimage.distance_transform_edt(~padded) <= 12.0
+    closed = ndimage.distance_transform_edt(grown) > 12.0
+    return np.asarray(closed[14:-14, 14:-14, 14:-14])
 
 
 def _convex_slices(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -122,7 +121,6 @@ def _convex_slices(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     hulls = np.zeros_like(brain)
     for k in range(brain.shape[2]):
         points = np.argwhere(brain[:, :, k])
-        # A hull needs an area; the topmost voxels of a brain may be on a line.
         if len(points) > 50:
             sides = ConvexHull(points).equations
             hulls[:, :, k] = (grid @ sides[:, :2].T + sides[:, 2] <= 1e-9).all(axis=-1)
@@ -135,11 +133,9 @@ def _distance(inside: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 
 Contrast = Literal["t1", "t2", "flair"]
-# Of mixed patients half are FLAIR.
 Contrasts = Literal["t1", "t2", "flair", "mixed"]
 FloatArray = NDArray[np.float32]
 
-# Typical signal of each tissue.
 _TISSUES = ("grey", "white", "csf", "fat", "muscle", "marrow", "bone", "lesion")
 _TYPICAL = {
     "t1": (0.68, 1.0, 0.16, 1.35, 0.55, 0.75, 0.07, 0.3),
@@ -195,11 +191,9 @@ def _head_signal(
     in_fluid = _soft_step(fluid - d) * np.clip(d, 0, 1)
     in_bone = _soft_step(d - fluid) * _soft_step(fluid + bone - d)
     in_scalp = _soft_step(d - fluid - bone) * _soft_step(skin)
-    # The spongy middle of the skull holds fatty marrow between two dark tables.
     middle = np.exp(-(((d - fluid - bone / 2) / (0.22 * bone)) ** 2))
     marrow = middle * np.clip(0.55 + 0.35 * fields[0], 0, 1)
     bone_signal = signals["bone"] + (signals["marrow"] - signals["bone"]) * marrow
-    # Fat is below the skin; far from it there is muscle, as at the temples.
     fatty = np.clip(0.75 + 0.3 * fields[1], 0, 1) * _soft_step(6 - skin, 1.0)
     scalp_signal = signals["muscle"] + (signals["fat"] - signals["muscle"]) * fatty
     head = brain + in_fluid * signals["csf"] + in_bone * bone_signal + in_scalp * scalp_signal
@@ -245,7 +239,6 @@ def _draw_lesions(
 
     count = 1 if has_mass else int(rng.integers(plan.spots[0], plan.spots[1] + 1))
     low, high = plan.mass_radius if has_mass else plan.spot_radius
-    # Hard and easy lesions differ between patients more than within one.
     faint, clear = plan.visibility
     visibility = faint + (clear - faint) * rng.random() ** 0.8
     for _ in range(count):
@@ -337,7 +330,6 @@ def draw_patient(
     clean += shown * (signals["lesion"] - clean)
 
     bias = np.exp(rng.uniform(0.05, 0.18) * _field(axes, 90, rng))
-    # Fine grain of living tissue, at about two millimetres.
     grain = rng.standard_normal(clean.shape, dtype=np.float32)
     grain = ndimage.gaussian_filter(grain, (0, 1.2 / pixel, 1.2 / pixel))
     texture = 1 + 0.03 * np.asarray(grain / grain.std(), dtype=np.float32)
@@ -382,7 +374,6 @@ def _field(axes: Axes, scale: float, rng: np.random.Generator) -> FloatArray:
 def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32]:
     """Return template positions (3, slice, height, width), in voxels, of a patient's pixels."""
     z, y, x = np.meshgrid(*axes, indexing="ij")
-    # Rows run from front to back: the nose is at the top of the image.
     points = np.stack([x, -y, z])
     turns = []
     for k, t in enumerate(np.deg2rad(rng.normal(0, (3.0, 3.0, 5.0)))):
@@ -498,7 +489,6 @@ class AtlasData(DataConfig):
     slices: Count = 8  #: Slices per patient.
     contrast: Contrasts = "flair"  #: Image contrast; "mixed" varies by patient.
     target: Literal["label", "lesion_area"] = "label"  #: Training target of a task network.
-    # A patient takes a processor to draw.
     processes: ClassVar[int] = 8
 
     def open(self) -> Dataset:

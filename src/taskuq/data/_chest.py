@@ -26,7 +26,6 @@ def air_fraction(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.
     if images.ndim != 3 or images.dtype.kind not in "biuf" or 0 in images.shape:
         given = f"images have shape {images.shape} and type {images.dtype}"
         raise InputError(f"{given}; pass real (image, height, width)", code="shape.axes")
-    # About the same in millimetres for every matrix.
     iterations = round(max(images.shape[1:]) / 128 - 0.1)
     fractions = np.zeros(len(images))
     for k, image in enumerate(images):
@@ -46,7 +45,6 @@ Image = NDArray[np.float64]
 
 # Attenuation on the scale of a chest window: air outside 0, bone about 1.
 LUNG, FAT, TISSUE, BONE = 0.08, 0.63, 0.72, 0.95
-# Points averaged in each direction of a pixel.
 FINE = 2
 
 
@@ -127,7 +125,6 @@ def _patient(seed: int, number: int, size: int, slices: int) -> _ChestSlices:
     wide, deep = rng.uniform(0.62, 0.9), rng.uniform(0.46, 0.64)
     fat, wall = rng.uniform(0.02, 0.14), rng.uniform(0.05, 0.09)
     lean = _Lean(wide, deep, fat, wall, rng.uniform(0.75, 1.0), rng.uniform(0.16, 0.24))
-    # Slices share the patient, and wobble independently.
     down = (np.arange(slices) + rng.uniform(0, 1, slices)) / slices
     drawn = [_slice(lean, float(t), size, rng) for t in down]
     images, nodules = zip(*drawn, strict=True)
@@ -156,7 +153,6 @@ class _Canvas:
         turn: float = 0.0,
     ) -> NDArray[np.bool_]:  # fmt: skip
         """Return the points inside an ellipse with a perturbed edge."""
-        # Only near it: most structures of a chest are small.
         reach, points = max(axes) * (1 + 4 * wobble), len(self.x)
         ends = [np.array([at - reach, at + reach + 4 / points]) for at in centre]
         columns, rows = (
@@ -196,14 +192,12 @@ def _slice(lean: _Lean, down: float, size: int, rng: np.random.Generator) -> tup
     _discs(c, lungs, nodules, (0.015, 0.05), TISSUE)
     _bones(c, within, room, lift)
     if down > 0.75 and rng.random() < 0.6:
-        # The stomach's air.
         at = (rng.uniform(0.1, 0.3) * room[0], lift - rng.uniform(0.1, 0.4) * room[1])
         c.paint(c.inside(at, (rng.uniform(0.04, 0.12), rng.uniform(0.03, 0.08)), wobble=0.2), 0.02)
     c.paint(~body, 0.0)
     if rng.random() < 0.5:  # a table
         height = lift + deep + rng.uniform(0.08, 0.2) + 0.1 * c.x**2 * rng.uniform(-1, 0)
         c.paint(np.abs(c.y - height) < 0.008, rng.uniform(0.3, 0.8))
-    # The mean of each pixel's points.
     image = c.image.reshape(size, FINE, size, FINE).mean((1, 3))
     rough = rng.normal(0, 0.012, image.shape)
     return np.clip(image + rough * (image > 0.02), 0, 1), nodules
@@ -238,7 +232,6 @@ def _discs(
     for _ in range(count):
         k = int(c.rng.integers(len(rows)))
         at = (c.x[rows[k], columns[k]], c.y[rows[k], columns[k]])
-        # Many small ones, few large ones.
         low, high = radii
         radius = low * (high / low) ** (c.rng.random() ** 2)
         disc = c.inside(at, (radius, radius * c.rng.uniform(0.6, 1.4)), turn=c.rng.uniform(0, 3))

@@ -162,7 +162,6 @@ def split_by_group(
 T = TypeVar("T")
 # With fewer cases, starting processes takes longer than reading.
 FEW = 256
-# Images start at multiples of this, for the alignment of any type.
 _STEP = 64
 _made = count()
 
@@ -360,7 +359,6 @@ class LabelledSubset:
     def in_memory(self, processes: int = 1) -> LabelledSubset:
         if self.is_read:
             return self
-        # For eight coils a sixteenth of the memory.
         combined = transform_dataset(self.cases, _combined)
         return replace(self, cases=InMemoryDataset.of(combined, processes), is_read=True)
 
@@ -389,14 +387,16 @@ class SplitConfig:
         return load_split(save_split(new, self.path))
 
 
-def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
+def split_groups(
+    groups: Iterable[str], train: float, tune: float, *, seed: int | np.random.Generator
+) -> Split:
     """Split groups into three sets: training, tuning, and calibration and testing.
 
     Args:
         groups: Names of groups; duplicates are ignored.
         train: Fraction for training.
         tune: Fraction for tuning; the rest, ``judge``, is for calibration and testing.
-        seed: Seed of the split.
+        seed: Integer or Generator for the split.
 
     Example:
         >>> split_groups("abcdefghij", 0.6, 0.2, seed=0).judge

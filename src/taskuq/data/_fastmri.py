@@ -55,7 +55,6 @@ TYPES: dict[Precision, tuple[Any, torch.dtype]] = {
     "single": (np.float32, torch.float32),
 }
 ARRAYS = ("coils", "magnitude")
-# Rows and columns of the images that fastMRI+ annotates.
 _ANNOTATED = 320
 
 
@@ -162,11 +161,7 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
-    """Find the prepared slices of all readable volumes.
-
-    Return the slices by volume, the unreadable volumes with their reasons, and the reason why raw
-    k-space must be read instead, if any.
-    """
+    """Return prepared slices, unreadable volumes with reasons, and the reason for raw reading."""
     if cache is None:
         return {}, {}, "no cache is named"
     prepared, missing = {}, {}
@@ -249,7 +244,6 @@ def _write(
             shape = (volume.slices, *shapes[name])
             npy.write_array_header_1_0(files[name], head | {"shape": shape})
         for index in range(volume.slices):
-            # The arithmetic that reads a raw file.
             images = cropped_coils(volume, index, size, virtual.matrices[index]) / virtual.scale
             arrays = {"coils": torch.view_as_real(images), "magnitude": magnitude(images)}
             for name, array in arrays.items():
@@ -282,13 +276,15 @@ def _survey(
     """Inspect every .h5 file of a folder, sorted by path; give the reason for each skipped file."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
-        raise InputError(f"{folder} has no .h5 file; use one of volumes", code="file.missing")
+        raise InputError(f"{folder} has no .h5 file; use a folder of volumes", code="file.missing")
     surveyed = []
     for file in files:
         row = _survey_file(file, preparation, labels, thorough)
         is_choice = row.reason.startswith(("acquisition is", "not annotated"))
         if strict and row.reason and not is_choice:
-            raise InputError(f"{file}: {row.reason}; remove it or --strict", code="file.format")
+            raise InputError(
+                f"{file}: {row.reason}; remove the file or drop --strict", code="file.format"
+            )
         surveyed.append(row)
     return surveyed
 
@@ -338,7 +334,8 @@ class FastMRIDataset:
         broken = [f"{f.file} {f.reason}" for f in self.surveyed if f.volume is None]
         self.notes = [f"left out: {reason}" for reason in (*broken, *unreadable.values())]
         if shared:
-            text = f"left out of training: {len(shared)} volumes of patients in validation_path"
+            count = f"{len(shared)} volume{'s' * (len(shared) > 1)}"
+            text = f"left out of training: {count} of patients in validation_path"
             self.notes.append(f"{text}, such as {min(shared)}")
         self.notes += _volume_notes(self.volumes, self.preparation, group)
         rounds = any(slices.precision == "half" for slices in self._stored.values())
@@ -360,7 +357,11 @@ class FastMRIDataset:
         """Institution or system of each case, if all headers name it; otherwise None."""
         if not all(volume.site for volume in self.volumes):
             return None
-        return np.array([self.volumes[number].site for number, _ in self._cases])
+        sites: dict[str, set[str]] = {}
+        for group, volume in zip(self._groups, self.volumes, strict=True):
+            sites.setdefault(group, set()).add(volume.site)
+        # A patient scanned at several sites is not divided among them.
+        return np.array([" / ".join(sorted(sites[group])) for group in self.groups.tolist()])
 
     @property
     def cases(self) -> NDArray[np.str_]:
@@ -428,7 +429,6 @@ class FastMRIData(DataConfig):
     slices: Slices = "central-60"  #: Slices of validation volumes to use.
     #: "patient" groups files with the same patient_id; "volume" makes each file a group.
     group: Grouping = "patient"
-    # A volume takes a processor to transform.
     processes: ClassVar[int] = 8
 
     @property

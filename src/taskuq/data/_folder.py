@@ -34,7 +34,7 @@ def _read_frame(path: Path, index: int) -> FloatArray:
     if image.ndim != 2:
         raise InputError(f"{path} has shape {image.shape}; convert it to grey", code="shape.axes")
     if not np.isfinite(image).all():
-        raise InputError(f"{path} is not finite in frame {index}; fix it", code="value.nonfinite")
+        raise InputError(f"{path} has NaN or infinity in frame {index}", code="value.nonfinite")
     return image
 
 
@@ -99,7 +99,6 @@ def _dicom(path: Path, index: int | None) -> Any:
     file = _dicom_file(path, pixels=index is not None)
     frames = int(file.get("NumberOfFrames") or 1)
     sizes = (int(file.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
-    # Four bytes in memory, whatever the stored type.
     require_plausible_size(path, frames * math.prod(sizes) * 4)
     # Each frame takes a few bytes, whatever the header.
     if not 1 <= frames <= path.stat().st_size:

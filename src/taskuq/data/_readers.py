@@ -16,6 +16,7 @@ import numpy as np
 from taskuq._config import Coils, Seed, Unit, from_registry, read_toml
 from taskuq._io import atomic_write, image_format
 from taskuq._registry import Registry
+from taskuq._seeds import as_seed
 from taskuq.data._dataset import (
     Case,
     Dataset,
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def simulate_coil_dataset(dataset: Dataset, coils: int, *, seed: int) -> Subset:
+def simulate_coil_dataset(
+    dataset: Dataset, coils: int, *, seed: int | np.random.Generator
+) -> Subset:
     """Simulate coil images of a magnitude data set."""
-    return transform_dataset(dataset, _CoilSimulation(coils, seed))
+    return transform_dataset(dataset, _CoilSimulation(coils, as_seed(seed)))
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,6 @@ READERS: Registry[type[DataConfig]] = Registry(
         "chest": "taskuq.data._chest:ChestData",
     },
 )
-# A field of settings whose table is one of them.
 Data = Annotated[DataConfig, READERS]
 
 

@@ -25,20 +25,16 @@ HEADER = """<?xml version="1.0" encoding="utf-8"?>
   <encoding>
     <encodedSpace>
       <matrixSize><x>{height}</x><y>{width}</y><z>1</z></matrixSize>
-      <fieldOfView_mm><x>280</x><y>161</y><z>4.5</z></fieldOfView_mm>
     </encodedSpace>
     <reconSpace>
       <matrixSize><x>{recon}</x><y>{recon}</y><z>1</z></matrixSize>
-      <fieldOfView_mm><x>140</x><y>140</y><z>3</z></fieldOfView_mm>
     </reconSpace>
-    <trajectory>cartesian</trajectory>
     <encodingLimits>
       <kspace_encoding_step_1>
         <minimum>0</minimum><maximum>{maximum}</maximum><center>{center}</center>
       </kspace_encoding_step_1>
     </encodingLimits>
   </encoding>
-  <sequenceParameters><TR>2200</TR><TE>27</TE><TI>100</TI></sequenceParameters>
 </ismrmrdHeader>"""
 # Scale of the k-space of a knee; nothing may depend on it.
 UNIT = 1e-5
@@ -154,7 +150,6 @@ def make_fastmri(
 
 
 def _patient(volume: _SyntheticVolume, size: int) -> Patient:
-    # The same stretch of the head, whatever the number of slices.
     lesions = LesionDistribution(patients=1.0)
     plan = PatientDistribution(
         size=size, slices=volume.slices, spacing=60 / volume.slices, lesions=lesions, noise=(0, 0)

@@ -27,7 +27,6 @@ from taskuq.measure._fourier import fft2c, ifft2c
 from taskuq.measure._masks import gro_mask, mask_fingerprint, published_masks
 
 _BOX = ("x", "y", "width", "height")
-# The columns of a fastMRI+ file.
 COLUMNS = ("file", "slice", "study_level", *_BOX, "label")
 
 
@@ -60,9 +59,6 @@ class _Annotations:
             if not row.is_study_level:
                 positive.setdefault(row.file, set()).add(row.slice_index)
         return positive
-
-    def positive_volumes(self, pathology: str) -> set[str]:
-        return {row.file for row in self.of(pathology)}
 
     def of(self, pathology: str) -> list[_Annotation]:
         name = pathology.strip().lower()
@@ -218,7 +214,6 @@ class _Header:
             raise InputError(text, code="file.format") from error
 
         def text_of(path: str) -> str:
-            # In any namespace, or in none.
             found = header.findtext("/".join(f"{{*}}{tag}" for tag in path.split("/")), "")
             return found.strip()
 
@@ -344,7 +339,6 @@ def cropped_coils(
     if matrix is not None:
         # Mixing coils commutes with everything else; doing it first leaves fewer to transform.
         kspace = compress_coils(kspace, torch.as_tensor(matrix))
-    # Rows outside the crop need no second transform.
     images = _center(_inverse(kspace, axis=-2), size, axis=-2)
     return _center(_inverse(images, axis=-1), size, axis=-1).contiguous()
 

@@ -1,4 +1,4 @@
-"""Runs from configurations, the demo, and one module per claim of the paper."""
+"""Runs from configurations, the demo, and experiments on the paper's claims."""
 
 import lazy_loader
 

@@ -39,9 +39,7 @@ from taskuq.table._terminology import MRI
 
 # Targets are the task network's output on the same image; batches round them differently.
 SAME_TARGET = 1e-3
-# Fewer splits would make means visibly uncertain.
 FEWEST_REPLAYS = 20
-# A score that learns from targets needs this many units.
 UNITS_TO_LEARN = 20
 
 
@@ -73,7 +71,7 @@ class ClaimSettings:
         if min(self.trials, self.replays, self.draws, self.test_groups) < 1:
             raise InputError("trials and test_groups must be at least 1", code="value.invalid")
         if not self.goals or not self.samples or min(self.samples) < 1:
-            raise InputError("pass at least one goal and one sample", code="option.missing")
+            raise InputError("pass at least one goal and sample count", code="option.missing")
 
     @property
     def replays(self) -> int:
@@ -149,17 +147,16 @@ class ClaimInputs:
         if need == "classifier":
             known = self.task is not None or self._lacks("classes") is None
             return None if known else "it needs a task record, or a table with two classes"
-        if self.samples is None:
+        if (table := self.samples) is None:
             return "it needs a table of posterior samples"
         classes, groups = (
-            0 if names is None else len(np.unique(names))
-            for names in (self.samples.label, self.samples.group)
+            len(np.unique([] if n is None else n)) for n in (table.label, table.group)
         )
         there = {
             "samples": True,
             "classes": classes == 2 and find_spec("torch") is not None,
-            "rounds": self.samples.rounds > 1,
-            "several samples": self.samples.samples > 1,
+            "rounds": table.rounds > 1,
+            "several samples": table.samples > 1,
             "groups": groups > 2,
         }[need]
         return None if there else f"it needs a table with {need}"
@@ -231,17 +228,17 @@ Log = Callable[[str], None]
 EXPERIMENTS: Registry[Experiment] = Registry(
     "experiment",
     {
-        "interval-length": "taskuq.experiments._interval_length:INTERVAL_LENGTH",
-        "sample-count": "taskuq.experiments._interval_length:SAMPLE_COUNT",
-        "coverage-law": "taskuq.experiments._coverage:COVERAGE_LAW",
-        "conditional-coverage": "taskuq.experiments._coverage:CONDITIONAL_COVERAGE",
-        "multi-round": "taskuq.experiments._multi_round:EXPERIMENT",
-        "paper-protocol": "taskuq.experiments._paper_protocol:EXPERIMENT",
-        "masks": "taskuq.experiments._sampling_masks:EXPERIMENT",
-        "data-splits": "taskuq.experiments._data_splits:EXPERIMENT",
+        "interval-length": "taskuq.experiments._intervals:INTERVAL_LENGTH",
+        "sample-count": "taskuq.experiments._intervals:SAMPLE_COUNT",
+        "coverage-law": "taskuq.experiments._intervals:COVERAGE_LAW",
+        "conditional-coverage": "taskuq.experiments._intervals:CONDITIONAL_COVERAGE",
+        "multi-round": "taskuq.experiments._multi_round:MULTI_ROUND",
+        "paper-protocol": "taskuq.experiments._multi_round:PAPER_PROTOCOL",
+        "masks": "taskuq.experiments._setup:MASKS",
+        "data-splits": "taskuq.experiments._setup:DATA_SPLITS",
         "examples": "taskuq.experiments._recovery_quality:EXAMPLES",
         "recovery-quality": "taskuq.experiments._recovery_quality:EXPERIMENT",
-        "classifier-quality": "taskuq.experiments._classifier_quality:EXPERIMENT",
+        "classifier-quality": "taskuq.experiments._setup:CLASSIFIER_QUALITY",
     },
 )
 
@@ -309,7 +306,10 @@ def evaluate_scores(
         there = point.accelerations
         shared = [R for R in rates if np.isnan(R) or np.isclose(there, R, rtol=1e-9).any()]
         if not shared:
-            raise InputError("the table of point estimates lacks all of R", code="rounds.invalid")
+            raise InputError(
+                "the table of point estimates has none of these accelerations",
+                code="rounds.invalid",
+            )
         parts.append((point, ["ar"], tuple(shared)))
     found: list[Evaluation] = []
     for table, scores, shown in parts:

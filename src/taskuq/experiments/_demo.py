@@ -127,7 +127,6 @@ def _sentence(case: str, R: float, lower: Any, upper: Any, stop: bool) -> str:
 
 # Patients of the seed of the stored table, far beyond those it holds.
 SEED, FIRST = 1, 1000
-# The error rate, and the width at which a scan may stop.
 ALPHA, MAX_WIDTH = 0.1, 0.2
 
 
@@ -284,7 +283,7 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
     made = provenance({}, settings.seed)["made_by"]
     return {
         "schema": "taskuq.run/1",
-        "title": "The embedded experiment",
+        "title": "The bundled experiment",
         "what": {
             "data": "Synthetic brain slices with and without lesions (the bundled atlas, 128×128, "
             "8 coils). Calibration, evaluation and scanned patients are separate, and no network "

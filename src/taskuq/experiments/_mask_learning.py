@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._config import Count, Natural, Positive, to_toml_table
+from taskuq._config import Count, Natural, Positive, check_ranges, to_toml_table
 from taskuq._io import (
     complete_record,
     content_fingerprint,
@@ -49,10 +49,10 @@ class MaskLearningConfig(ImagingConfig):
     regularisation: Positive = RIDGE  #: Noise variance divided by the variance of samples.
 
     def __post_init__(self) -> None:
-        least = {"samples": 2, "cases": 1, "lines_per_step": 1, "initial_lines": 1}
-        for name, n in {**least, "random_candidates": 0}.items():
-            if (value := getattr(self, name)) is not None and value < n:
-                raise InputError(f"{name} must be at least {n}, got {value}", code="value.invalid")
+        check_ranges(self)
+        if self.samples < 2:
+            text = f"samples must be at least 2, got {self.samples}"
+            raise InputError(text, code="value.invalid")
         if self.random_candidates and self.objective == "variance":
             text = f"random_candidates must be 0 for 'variance', got {self.random_candidates}"
             raise InputError(text, code="value.invalid")
@@ -177,7 +177,6 @@ def learn_masks(
     order = _LineOrder(learner.system.initial_lines(first))
     if kept.exists() and not overwrite:
         order = _load_order(kept, about, order)
-    # No round ends inside a block.
     blocks, there = list[int](), first + len(order.lines)
     for end in counts:
         while there < end:

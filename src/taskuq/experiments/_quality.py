@@ -82,7 +82,6 @@ def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
 
 # Smallest intensity of the foreground, relative to the maximum.
 FOREGROUND = 0.05
-# By volume; the last two with weights of VGG-16.
 METRICS = ("psnr", "ssim", "nmse", "lpips", "dists")
 # Training images whose features are one piece.
 TOGETHER = 64

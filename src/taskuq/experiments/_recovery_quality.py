@@ -30,7 +30,6 @@ CLAIM = (
 )
 BASE = "zero-filled"
 CORRELATION = "spread_error_correlation"
-# Columns of the table if VGG-16 was given.
 DISTANCES = ("lpips", "dists")
 
 
@@ -128,7 +127,6 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
     parts, gains_over_base, gained = {}, [], None
     for name, of in methods.items():
-        # From the fastest scan to the slowest quality must rise.
         levels = [of[R]["psnr"]["mean"] for R in sorted(of)]
         known = [v for v in levels if v is not None]
         if len(known) > 1:

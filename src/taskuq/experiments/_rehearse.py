@@ -129,7 +129,7 @@ class Rehearsal:
         start = time.monotonic()
         wanted = {command.config.name for command in self.recipe if command.config is not None}
         if missing := sorted(n for n in wanted if not (self.configs / n).is_file()):
-            message = f"{self.configs} lacks {', '.join(missing)}; give {CONFIGS}"
+            message = f"{self.configs} lacks {', '.join(missing)}; pass {CONFIGS}"
             raise InputError(message, code="file.missing")
         before = self._earlier(fresh)
         self._copy_configs()
@@ -161,7 +161,6 @@ class Rehearsal:
                 result |= self._run(number, command)
             self.log(f"    {_sentence(result)}")
             results.append(result)
-            # Commands that were kept took their time as well.
             earlier = sum(result["seconds"] for result in results if result["kept"])
             record = self._record(results, earlier + time.monotonic() - start)
             write_json(self.output / RECORD, record)
@@ -179,7 +178,7 @@ class Rehearsal:
     def _earlier(self, fresh: bool) -> dict[str, dict[str, Any]]:
         path = self.output / RECORD
         if self.output.exists() and any(self.output.iterdir()) and not path.exists():
-            text = f"{self.output} holds no rehearsal; give -o another folder"
+            text = f"{self.output} holds other files; pass another folder to -o"
             raise InputError(text, code="file.exists")
         if fresh and path.exists():
             for name in ("work", "logs"):
@@ -191,7 +190,7 @@ class Rehearsal:
         record = read_json(path, SCHEMA)
         if record["settings"] != self.settings:
             text = f"{self.output} was made with other settings ({record['settings']}); "
-            raise InputError(f"{text}give another -o, or --overwrite", code="resume.mismatch")
+            raise InputError(f"{text}pass another -o, or --overwrite", code="resume.mismatch")
         return {result["line"]: result for result in record["lines"]}
 
     def _record(self, results: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -298,7 +297,7 @@ def _usable(folder: Path, source: Path) -> Iterator[tuple[Path, int]]:
     from taskuq.data._volume import open_volume, read_annotations, read_file_list
 
     listed = read_file_list(source / TABLES[1])
-    torn = read_annotations(source / TABLES[0]).positive_volumes(FINDING)
+    torn = {row.file for row in read_annotations(source / TABLES[0]).of(FINDING)}
     files = sorted(path for path in folder.rglob("*.h5") if path.stem in listed)
     for path in sorted(files, key=lambda path: path.stem not in torn):
         try:
@@ -398,7 +397,6 @@ def _cost(command: _Command, work: Path, seconds: float) -> dict[str, Any]:
     else:
         used = [v.slices for v in volumes if v.acquisition == rule.acquisition]
         here, total = sum(len(rule.chosen_slices(count)) for count in used), JUDGED_SLICES
-    # The start of the process counts.
     return {"unit": unit, "each": seconds / here, "hours": seconds / here * total / 3600}
 
 

@@ -166,7 +166,6 @@ def estimate_run_cost(run: _Run, probes: int = 3) -> str:
         if not isinstance(found, CaseOutputs):
             raise found
         numbers = found.outputs.size
-    # The first case pays for what is loaded and compiled once.
     steady = times[1:] or times
     return (
         f"{len(cases)} cases will take about {duration(float(np.mean(steady)) * len(cases))}, "

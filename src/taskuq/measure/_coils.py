@@ -39,7 +39,6 @@ def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
     # The Gram matrix has the same V and is as small as the number of coils. In double precision
     # squaring the singular values loses nothing that single precision had.
     X = coil_images.flatten(-2).to(torch.complex128)
-    # Energies come sorted upwards.
     V: Tensor = torch.linalg.eigh((X @ X.mH).conj()).eigenvectors.flip(-1)[..., :coils]
     # Eigenvectors have no phase of their own; a real, positive largest entry makes them repeat.
     pivot = torch.take_along_dim(V, V.abs().argmax(-2, keepdim=True), dim=-2)
@@ -89,7 +88,6 @@ def smooth_field(
         # A random origin, so that no pixel is closer to the lattice than others on average.
         p = (p - p[0]) / step + rng.uniform()
         basis = _spline_basis(p, int(np.floor(p[-1])) + 4)
-        # The square of the weights sums to the variance of the field at each point.
         bases.append(basis / np.sqrt((basis**2).sum(axis=1, keepdims=True)))
     field = rng.normal(size=[basis.shape[1] for basis in bases])
     for k, basis in enumerate(bases):
@@ -179,7 +177,6 @@ def _loop_field(angle: Tensor, distance: Tensor, radius: Tensor, size: int) -> T
     x, y = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
     out, along = distance[..., None], radius[..., None] * cosine
     axis = torch.linspace(-1, 1, size, device=angle.device, dtype=angle.dtype)
-    # From each piece of wire to each point: (..., row, column, segment).
     to_x = axis[None, :, None] - (out * x - along * y)[..., None, None, :]
     to_y = axis[:, None, None] - (out * y + along * x)[..., None, None, :]
     to_z = (-radius[..., None] * sine)[..., None, None, :]

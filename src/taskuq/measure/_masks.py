@@ -116,7 +116,6 @@ def with_random_lines(mask: BoolArray, n: int, rule: Rule, rng: np.random.Genera
 
 # Columns of the paper's k-space; accelerations and fully sampled centres of its rounds.
 _SIZE, _RATES, _CENTERS = 320, (16, 8, 4, 2), (9, 16, 24, 32)
-# Lines that thin out away from the centre with this exponent, in the paper.
 _SHARPNESS = 8.0
 
 

@@ -65,7 +65,7 @@ class MaskConfig:
             return read_masks(self.path, self.accelerations, width)
         if self.published:
             if width != 320:
-                text = f"published masks have 320 columns, images {width};"
+                text = f"published masks have 320 columns, the images have {width};"
                 raise InputError(f"{text} set measure.published = false", code="shape.mismatch")
             return published_masks(self.accelerations)
         return nested_masks(

@@ -42,7 +42,6 @@ SYSTEMS: Registry[type[MeasureConfig]] = Registry(
         "tomography": "taskuq.measure._tomography:TomographyConfig",
     },
 )
-# A field of settings whose table is one of them; MRI by default.
 AnySystem = Annotated[MeasureConfig, SYSTEMS]
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from taskuq._config import Acceleration, NonNegative, Positive, Size
+from taskuq._config import Acceleration, NonNegative, Positive, Size, check_ranges
 from taskuq._registry import Registry
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
@@ -118,7 +118,6 @@ def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
     edge = bins - places[..., None]
     weights = np.where(np.abs(edge) < 1.3, until(edge + 0.5) - until(edge - 0.5), 0)
-    # Zeros up to rounding.
     weights = np.where(weights > 1e-9, weights, 0)
     return np.clip(bins, 0, radon.detectors - 1).astype(np.int64), weights
 
@@ -319,7 +318,6 @@ def _filtered(projections: Tensor, response: Tensor) -> Tensor:
     return filtered[..., :detectors]
 
 
-# Operators of a size and angles: images (..., size, size) to line integrals (..., view, detector).
 OPERATORS: Registry[Callable[[int, tuple[float, ...]], Callable[[Tensor], Tensor]]] = Registry(
     "Radon transform",
     {
@@ -349,13 +347,11 @@ def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np
 class PhotonNoise:
     """Poisson noise of photon counts."""
 
-    photons: float = 0.0
-    attenuation: float = 6.0
+    photons: NonNegative = 0.0
+    attenuation: Positive = 6.0
 
     def __post_init__(self) -> None:
-        if self.photons < 0 or self.attenuation <= 0:
-            given = f"photons is {self.photons} and attenuation {self.attenuation}"
-            raise InputError(f"{given}; pass positive numbers", code="value.invalid")
+        check_ranges(self)
 
     def rate(self, projections: Tensor, size: int) -> Tensor:
         return self.photons * torch.exp(-self.attenuation / size * projections)
@@ -407,7 +403,6 @@ class ParallelBeamCT:
         rng, mask = np.random.default_rng(seed), lines.copy()
         for _ in range(n):
             at = np.flatnonzero(mask)
-            # The half turn closes: after the last view comes the first.
             ahead = np.searchsorted(at, np.arange(self.views)) % len(at)
             gap = np.diff(at, append=at[0] + self.views)[ahead - 1]
             weight = np.where(mask, 0, gap.astype(float))

@@ -300,7 +300,6 @@ class SlurmOptions:
         _count(len(todo) - len(left), progress)
         if not left:
             return
-        # Every n-th case, so that jobs take about the same time.
         shares = [left[k :: self.jobs] for k in range(min(self.jobs, len(left)))]
         jobs = self._submit(work, shares, progress)
         failed: list[tuple[str, Exception]] = []
@@ -413,7 +412,6 @@ def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
     waiting, alive = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), began)
     while waiting:
         now = time.monotonic()
-        # squeue is called again after a tenth of the time waited so far.
         pause = min(30.0, max(1.0, (now - began) / 10))
         if isinstance(jobs[0], SlurmJob) and now - looked >= pause:
             looked, states = now, _states(f"--jobs={jobs[0].job_id.partition('_')[0]}", states)

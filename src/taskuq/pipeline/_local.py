@@ -46,7 +46,7 @@ from taskuq.pipeline._executor import (
 from taskuq.pipeline._progress import Progress
 from taskuq.protocols import BatchRecover
 from taskuq.table._parquet import PICTURES, TableHeader, TableWriter, finished_cases, image_marks
-from taskuq.table._table import TaskOutputs
+from taskuq.table._table import TaskOutputs, require_one_site
 
 # A shard is written when so many rows or seconds have gathered.
 ROWS, SECONDS = 4096, 5.0
@@ -69,9 +69,7 @@ SPREAD, ROUNDING = 1e-3, 1e-5
 CANDIDATES, SAMPLES = 4, 8
 LOG = "log.jsonl"
 
-# The index of a case, and its outputs or the error.
 Ran = tuple[int, CaseOutputs | Exception]
-# The index of a case, its image and the image's digest.
 _Item = tuple[int, Any, str]
 
 
@@ -117,6 +115,8 @@ def as_cases(
         None if ids is None else as_ids(ids, name, n).astype(str)
         for name, ids in (("group", group), ("site", site))
     )
+    if groups is not None and sites is not None:
+        require_one_site(groups, sites)
     labels = None if label is None else as_ids(label, "label", n)
     return RunCases(images, names, groups, sites, labels)
 
@@ -334,7 +334,6 @@ class CaseWorker:
         rates, cases, index = self.writer.header.accelerations, self.cases, list(rows)
         outputs = np.stack([row.outputs for row in rows.values()], axis=1)
         lines = [row.lines for row in rows.values() if row.lines is not None]
-        # The same in every round, or (round, task) of each case.
         shape = (len(rates), outputs.shape[-1])
         targets = [np.broadcast_to(row.targets, shape) for row in rows.values()]
         ids = {"group": cases.group, "site": cases.site, "label": cases.label}

@@ -345,8 +345,8 @@ class _TableRun:
         failures = work.log.failures()
         if failures and not self.quiet:
             case, reason = next(iter(failures.items()))
-            text = f"{len(failures)} cases failed and are missing from the table"
-            sys.stderr.write(f"{text}, e.g. {case}: {reason}\n")
+            count = f"{len(failures)} of {len(self.cases)} cases"
+            sys.stderr.write(f"failed and missing from the table: {count}, e.g. {case}: {reason}\n")
         return TaskOutputs.load(self.folder)
 
     def _header(

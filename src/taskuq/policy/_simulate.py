@@ -741,7 +741,7 @@ def _ratio(part: FloatArray, whole: FloatArray) -> float:
 
 CHOOSING = (
     "Do not calibrate on the cases you used to choose a policy: the guarantee would no longer "
-    "hold. Use `taskuq plan --choose`, or split the table with `taskuq table --fraction`."
+    "hold. Use taskuq plan --choose, or split the table with taskuq table --fraction."
 )
 
 

@@ -404,8 +404,9 @@ def _of_parts(worst: Sequence[_Worst]) -> _Verdict:
     error = "" if math.isnan(low.error) else f" ± {low.error:.2g}"
     return _Verdict(
         NOT_SUPPORTED if any(one.is_below for one in worst) else SUPPORTED,
-        f"Reports contain the truth as often within {kinds}", f"{low.coverage:.3f}{error}",
-        "results", f"The lowest is at least {target:g}, within {CHANCE:g} standard errors.",
+        f"Reports contain the truth with probability {target:g} within {kinds}",
+        f"{low.coverage:.3f}{error}", "results",
+        f"The lowest is at least {target:g}, within {CHANCE:g} standard errors.",
     )  # fmt: skip
 
 

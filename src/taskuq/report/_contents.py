@@ -611,36 +611,29 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[_CaseReport]) -> 
     stopped = [r for r in reports if r.is_stopped]
     tasks = list(dict.fromkeys(r.task for r in stopped))
     labels = [] if table.label is None else sorted({str(v) for v in table.label.tolist()})
-    labels = labels if len(labels) <= 4 else []
-    columns = ["group", "cases", *(f"label {name}" for name in labels)]
-    if stopped:
-        of = [f" of {task}" for task in tasks] if len(tasks) > 1 else [""]
-        columns += ["stopped early", "average R", *(f"mean width{task}" for task in of), "missed"]
-    columns += [
-        f"missed by {source}" + ("" if R is None else f", R = {R:g}") for source, R in sources
-    ]
     by_group: dict[str, list[_CaseReport]] = {g: [] for g in groups}
     for report in reports:
         by_group[report.group].append(report)
     rows = []
     for g in groups:
-        row: list[object] = [g, counts[g]]
-        if labels:
-            assert table.label is not None
+        row: dict[str, object] = {"group": g, "cases": counts[g]}
+        if table.label is not None and len(labels) <= 4:
             kinds = Counter(map(str, table.label[table.group.astype(str) == g].tolist()))
-            row += [kinds[name] for name in labels]
+            row |= {f"label {name}": kinds[name] for name in labels}
         if stopped:
-            row += _stopping([r for r in by_group[g] if r.is_stopped], tasks)
-        mine = [r for r in by_group[g] if not r.is_stopped]
-        row += [_missed([r for r in mine if (r.source, r.acceleration) == at]) for at in sources]
-        rows.append(tuple(row))
+            row |= _stopping([r for r in by_group[g] if r.is_stopped], tasks)
+        for source, R in sources:
+            mine = [r for r in by_group[g] if not r.is_stopped and r.source == source]
+            at = "" if R is None else f", R = {R:g}"
+            row[f"missed by {source}{at}"] = _missed([r for r in mine if r.acceleration == R])
+        rows.append(row)
     caption = f"The {len(groups)} groups of the table, one row each."
     if stopped:
         caption += (
             f" Scans are stopped by the stored policy ({stopped[0].source}, "
             f"{stopped[0].guarantee}); the {_DESCRIPTIVE}"
         )
-    return Table("groups", caption, tuple(columns), tuple(rows))
+    return records._table_of("groups", caption, rows)
 
 
 def task_table(reports: Sequence[_CaseReport]) -> Table | None:
@@ -665,17 +658,23 @@ def task_table(reports: Sequence[_CaseReport]) -> Table | None:
     return Table("tasks", caption, head, tuple(rows))
 
 
-def _stopping(reports: list[_CaseReport], tasks: Sequence[str]) -> list[object]:
+def _stopping(reports: list[_CaseReport], tasks: Sequence[str]) -> dict[str, object]:
     """Return the stopping columns of one group; a scan reports all tasks together."""
     early = _early(reports)
     # The tasks of a case stop together, so that one of them counts scans.
     scans = [r for r in reports if r.task == tasks[0]]
     rates = [r.acceleration or 1.0 for r in scans]
-    widths = [_mean([r.width for r in early if r.task == task]) for task in tasks]
+    widths = {
+        f"mean width of {task}" if len(tasks) > 1 else "mean width": _mean(
+            [r.width for r in early if r.task == task]
+        )
+        for task in tasks
+    }
     missed = _missed(early)
     if len(tasks) > 1 and missed:
         missed = len({r.case for r in early if r.covered is False})
-    return [len(_early(scans)), float(1 / np.mean([1 / R for R in rates])), *widths, missed]
+    average = float(1 / np.mean([1 / R for R in rates]))
+    return {"stopped early": len(_early(scans)), "average R": average, **widths, "missed": missed}
 
 
 def _early(reports: Sequence[_CaseReport]) -> list[_CaseReport]:

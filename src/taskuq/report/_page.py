@@ -195,6 +195,7 @@ def _context(contents: Contents) -> dict[str, Any]:
         "experiments": _experiments(contents, used),
         "guarantees": contents.guarantees[1:],
         "unit": "group" if contents.is_by_group else "case",
+        "within_classes": policy.get("guarantee", {}).get("condition") == "each class",
         "what": contents.what,
         "undeclared": folder.table and suggest_range(folder.table),
         "measured": sorted({

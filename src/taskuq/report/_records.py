@@ -162,31 +162,36 @@ def parts_of(row: Record, kind: str) -> list[Part]:
 def _parts_table(record: Record, name: str, what: str, kinds: Mapping[str, str]) -> list[Table]:
     """Return a table of coverage within classes and sites, if the record has them."""
     is_stop = record["schema"] == SIMULATE
-    body = []
+    several = any(row.get("task") is not None for row in record["results"])
+    rows: list[dict[str, Any]] = []
     for row in record["results"]:
-        method = policy_name(row) if is_stop else str(row["score"])
-        where = () if is_stop else (row.get("task"), row.get("round_name") or row["acceleration"])
-        for kind, called in kinds.items():
-            for part in parts_of(row, kind):
-                rate = (part.acceleration,) if is_stop else ()
-                low = part.is_below(number(row["alpha"]))
-                body.append(
-                    (*where, method, row["samples"], called, *part[:4], *rate, part.width, low)
-                )
-    head = (
-        *(() if is_stop else ("task", "round")), "policy" if is_stop else "score", "p", "by",
-        "name", "cases", "coverage", "± coverage", *(("average R",) if is_stop else ()),
-        "early width" if is_stop else "width", "below",
-    )  # fmt: skip
+        method = {"policy": policy_name(row)} if is_stop else {
+            **({"task": row["task"]} if several else {}),
+            "round": row.get("round_name") or row["acceleration"], "score": str(row["score"]),
+        }  # fmt: skip
+        rows += [
+            {
+                **method, "p": row["samples"], "by": called, "name": part.name,
+                "cases": part.cases, "coverage": part.coverage, "± coverage": part.error,
+                **({"average R": part.acceleration} if is_stop else {}),
+                "early width" if is_stop else "width": part.width,
+                "below": part.is_below(number(row["alpha"])),
+            }
+            for kind, called in kinds.items()
+            for part in parts_of(row, kind)
+        ]  # fmt: skip
     target = 1 - number(record["results"][0]["alpha"])
     caption = (
         f"{what} Measured, not guaranteed; ± is one standard error over groups, or over cases "
         f"without groups. Below: coverage is less than {target:g} by more than two standard errors."
     )
-    rows = tuple(body)
-    if not is_stop and all(row[0] is None for row in rows):
-        head, rows = head[1:], tuple(row[1:] for row in rows)
-    return [Table(name, caption, head, rows)] if rows else []
+    return [_table_of(name, caption, rows)] if rows else []
+
+
+def _table_of(name: str, caption: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of rows with values by column."""
+    columns = tuple(rows[0]) if rows else ()
+    return Table(name, caption, columns, tuple(tuple(row.values()) for row in rows))
 
 
 PARTS = {"class": "class", "site": "site"}
@@ -222,22 +227,19 @@ def _score_table(record: Record, name: str) -> Table:
         "± is one standard deviation over splits."
     )
     named = any(r.get("round_name") for r in rows)
-    head = (
-        *(("task",) if several else ()), "round" if named else "R", "score", "p", "coverage",
-        "± coverage", "coverage of cases", "width", "± width", "centre error", "infinite",
-    )  # fmt: skip
-    body = tuple(
-        (
-            *((r["task"],) if several else ()),
-            (r.get("round_name") if named else None) or r["acceleration"],
-            r["score"], r["samples"], number(r["coverage"]["mean"]),
-            number(r["coverage"]["sd"]), number(r["case_coverage"]["mean"]),
-            number(r["width"]["mean"]), number(r["width"]["sd"]),
-            number(r["center_error"]["mean"]), r["infinite"],
-        )
+    body = [
+        {
+            **({"task": r["task"]} if several else {}),
+            "round" if named else "R": r.get("round_name") or r["acceleration"],
+            "score": r["score"], "p": r["samples"], "coverage": number(r["coverage"]["mean"]),
+            "± coverage": number(r["coverage"]["sd"]),
+            "coverage of cases": number(r["case_coverage"]["mean"]),
+            "width": number(r["width"]["mean"]), "± width": number(r["width"]["sd"]),
+            "centre error": number(r["center_error"]["mean"]), "infinite": r["infinite"],
+        }
         for r in rows
-    )  # fmt: skip
-    return Table(name, caption, head, body)
+    ]  # fmt: skip
+    return _table_of(name, caption, body)
 
 
 def _policy_tables(record: Record, name: str) -> tuple[Table, ...]:
@@ -260,38 +262,37 @@ def _policy_tables(record: Record, name: str) -> tuple[Table, ...]:
         )
     if record.get("choosing") and len(record["results"]) > 1:
         caption += f" {record['choosing']}"
-    head = (
-        "policy", "guarantee", "p", "average R", "± R", "coverage", "± coverage",
-        "coverage of early stops", "stopped early", *(column for column, _ in widths),
-    )  # fmt: skip
-    measured = ("coverage_early", "early", *(what for _, what in widths))
-    rows = tuple(
-        (
-            policy_name(r), "guaranteed" if r["guaranteed"] else "measured", int(r["samples"]),
-            number(r["mean_acceleration"]), _error(r, "mean_acceleration"),
-            number(r["coverage"]), _error(r, "coverage"), *(number(r[what]) for what in measured),
-        )
+    rows = [
+        {
+            "policy": policy_name(r), "guarantee": "guaranteed" if r["guaranteed"] else "measured",
+            "p": int(r["samples"]), "average R": number(r["mean_acceleration"]),
+            "± R": _error(r, "mean_acceleration"), "coverage": number(r["coverage"]),
+            "± coverage": _error(r, "coverage"),
+            "coverage of early stops": number(r["coverage_early"]),
+            "stopped early": number(r["early"]),
+            **{column: number(r[what]) for column, what in widths},
+        }
         for r in record["results"]
-    )  # fmt: skip
-    stops = tuple(
-        "measured in full"
-        if s["acceleration"] == 1
-        else f"stopped at {round_called(record, s['acceleration'])}"
-        for s in first["stops"]
-    )
-    shares = tuple(
-        (
-            policy_name(r), int(r["samples"]), *(number(s["fraction"]) for s in r["stops"]),
-            number(r["mean_acceleration_of_cases"]), number(r["case_coverage"]),
-        )
+    ]  # fmt: skip
+    shares = [
+        {
+            "policy": policy_name(r), "p": int(r["samples"]),
+            **{
+                "measured in full" if s["acceleration"] == 1
+                else f"stopped at {round_called(record, s['acceleration'])}": number(s["fraction"])
+                for s in r["stops"]
+            },
+            "average R by case": number(r["mean_acceleration_of_cases"]),
+            "coverage of cases": number(r["case_coverage"]),
+        }
         for r in record["results"]
-    )  # fmt: skip
+    ]  # fmt: skip
+    what = "Fraction of cases that stop in each round, and means over cases."
     return (
-        Table(name, caption, head, rows),
-        Table(f"{name}-stops", "Fraction of cases that stop in each round, and means over cases.",
-              ("policy", "p", *stops, "average R by case", "coverage of cases"), shares),
+        _table_of(name, caption, rows),
+        _table_of(f"{name}-stops", what, shares),
         *_parts_table(record, f"{name}-parts", "Reports at the stop, by class and site.", PARTS),
-    )  # fmt: skip
+    )
 
 
 def _error(row: Record, name: str) -> float:
@@ -301,58 +302,58 @@ def _error(row: Record, name: str) -> float:
 
 
 def _sample_table(record: Record, name: str) -> Table:
-    def estimate(of: Record) -> tuple[float, float]:
-        return number(of["value"]), number(of["se"])
-
     results, p = record["results"], int(record["samples"])
     has_tasks, has_classes = (any(r[of] is not None for r in results) for of in ("task", "label"))
-    rows = tuple(
-        (
-            *((r["task"],) if has_tasks else ()), str(r["round"] or "–"),
-            *((r["label"] or "all",) if has_classes else ()), int(r["n"]),
-            *estimate(r["crps"]), *estimate(r["outside"]), number(r["outside"]["expected"]),
-            *estimate(r["spread_over_error"]), *estimate(r["bias"]), r["verdict"],
-        )
+
+    def estimate(column: str, of: Record) -> dict[str, float]:
+        return {column: number(of["value"]), f"± {column.split()[0]}": number(of["se"])}
+
+    rows = [
+        {
+            **({"task": r["task"]} if has_tasks else {}), "round": str(r["round"] or "–"),
+            **({"class": r["label"] or "all"} if has_classes else {}), "cases": int(r["n"]),
+            **estimate("CRPS", r["crps"]), **estimate("outside all samples", r["outside"]),
+            "outside if calibrated": number(r["outside"]["expected"]),
+            **estimate("spread over error", r["spread_over_error"]), **estimate("bias", r["bias"]),
+            "samples are": r["verdict"],
+        }
         for r in results
-    )  # fmt: skip
+    ]  # fmt: skip
     caption = (
         f"Posterior samples compared with the truth, ± one standard error over {record['unit']}s. "
         f"Calibrated samples leave {2 / (p + 1):.3g} of the truths outside all {p} samples, their "
         "spread over error is 1 and their bias 0. Measured."
     )
-    head = (
-        *(("task",) if has_tasks else ()), "round", *(("class",) if has_classes else ()), "cases",
-        "CRPS", "± CRPS", "outside all samples", "± outside", "outside if calibrated",
-        "spread over error", "± spread", "bias", "± bias", "samples are",
-    )  # fmt: skip
-    return Table(name, caption, head, rows)
+    return _table_of(name, caption, rows)
 
 
 def _quality_table(record: Record, name: str) -> Table:
-    rows = tuple(
-        (
+    rows = [
+        {
             # A volume that is reconstructed exactly has no finite PSNR.
-            float(row["acceleration"]), str(row["method"]), number(row["psnr"]["mean"]),
-            row["psnr"]["standard_error"], number(row["ssim"]["mean"]),
-            row["ssim"]["standard_error"], row.get("fid"), row.get("volumes"),
-        )
+            "R": float(row["acceleration"]), "method": str(row["method"]),
+            "PSNR": number(row["psnr"]["mean"]), "± PSNR": row["psnr"]["standard_error"],
+            "SSIM": number(row["ssim"]["mean"]), "± SSIM": row["ssim"]["standard_error"],
+            "FID": row.get("fid"), "volumes": row.get("volumes"),
+        }
         for row in record["results"]
-    )  # fmt: skip
+    ]  # fmt: skip
     caption = "Image quality of whole volumes; errors are standard errors over volumes. Measured."
-    head = ("R", "method", "PSNR", "± PSNR", "SSIM", "± SSIM", "FID", "volumes")
-    return Table(name, caption, head, rows)
+    return _table_of(name, caption, rows)
 
 
 def _network_table(record: Record, name: str) -> Table:
     measures = ("auroc", "accuracy", "precision", "recall", "robust_accuracy", "error")
     rows = [(part, row) for part, of in record["parts"].items() for row in of]
     kept = [m for m in measures if any(row.get(m) is not None for _, row in rows)]
-    head = ("part", "task", "cases", "groups", *(m.replace("_", " ") for m in kept))
-    body = tuple(
-        (part, str(row["task"]), row["cases"], row["groups"], *(row.get(m) for m in kept))
+    body = [
+        {
+            "part": part, "task": str(row["task"]), "cases": row["cases"], "groups": row["groups"],
+            **{m.replace("_", " "): row.get(m) for m in kept},
+        }
         for part, row in rows
-    )
-    return Table(name, "The task network on groups it was not trained on. Measured.", head, body)
+    ]  # fmt: skip
+    return _table_of(name, "The task network on groups it was not trained on. Measured.", body)
 
 
 # A spreadsheet runs a cell that starts with one of these as a formula.

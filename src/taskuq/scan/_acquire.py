@@ -242,17 +242,12 @@ class ScanLoop:
         """Compute, decide and store round k of the active cases."""
         measured, decider = {name: scans[name] for name in active}, self.decider
         begun = perf_counter()
-        if store is None:
+        # The disk writes while networks compute; monitor and audit log receive a round after its
+        # measurements are stored.
+        with background(store):
             results = decider.compute(k, measured)
-        else:
-            # The disk writes while networks compute; neither monitor nor audit log learns of a
-            # round before its measurements are stored.
-            with background(store, waits=True) as begin:
-                scanners = replace(decider.scanners, on_combined=begin)
-                results = replace(decider, scanners=scanners).compute(k, measured)
-        latency, begun = perf_counter() - begun, perf_counter()
         records = decider.decide(k, measured, results)
-        latency += perf_counter() - begun
+        latency = perf_counter() - begun
         late_faults = decider.late_faults(records)
         for i, record in enumerate(records):
             scan, fault = scans[record.case], late_faults.get(record.case)

@@ -126,15 +126,14 @@ def _last_hash(path: Path) -> str:
     """Return the hash of the last line; raise InputError if the file is not an audit log."""
     if not path.exists() or path.stat().st_size == 0:
         return BEGINNING
-    text, whole = _last_line(path)
+    last, whole = _last_line(path)
     try:
-        line = parse_json(text)
+        line = parse_json(last)
     except ValueError:
         line = None
     if not isinstance(line, dict) or line.get("schema") != SCHEMA:
-        raise InputError(
-            f"{path} does not end in a line of an audit trail; use another log", code="file.schema"
-        )
+        text = f"{path} does not end in a line of an audit trail; use another log"
+        raise InputError(text, code="file.schema")
     if whole < path.stat().st_size:
         os.truncate(path, whole)
     return str(line["hash"])

@@ -453,6 +453,8 @@ class Monitor(Displayed):
                     raise InputError(text, code="file.damaged")
                 fresh = slice(len(stream.units), None)
                 for unit, value in zip(units[fresh], one["values"][fresh], strict=True):
+                    if not math.isfinite(value):
+                        raise ValueError(value)
                     stream.add(float(value), unit)
 
 

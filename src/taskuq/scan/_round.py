@@ -128,8 +128,6 @@ class RoundDecider:
             else _record(k, name, outputs[name], decisions[name])
             for name in scans
         ]
-        if self.selector is None:
-            return records
         return [self._with_lines(r, scans[r.case], results.chosen.get(r.case)) for r in records]
 
     def late_faults(self, records: Sequence[RoundRecord]) -> dict[str, str]:
@@ -147,7 +145,7 @@ class RoundDecider:
         if record.round == len(self.policy.accelerations):
             raise _unknown_value(record.case, fault)
         undecided = self._undecided(record.round, record.case, fault, record.outputs)
-        return undecided if self.selector is None else self._with_lines(undecided, scan, None)
+        return self._with_lines(undecided, scan, None)
 
     def _for_group(self, faults: dict[str, str], cases: Sequence[str]) -> dict[str, str]:
         """Extend a fault to all cases if one decision holds for the whole group."""
@@ -239,10 +237,10 @@ class RoundDecider:
     def _require_sound(self, scan: Scan) -> None:
         if scan.faults:
             raise InputError(scan.faults[-1], code="component.invalid")
-        undecided = [record for record in scan.rounds if record.fault is not None]
-        if undecided and not self._may_skip():
-            text = f"round {undecided[0].round} could not be decided, and the guarantee of a stop "
-            raise InputError(f"{text}needs every round before it", code="component.invalid")
+        for record in scan.rounds:
+            if record.fault is not None and not self._may_skip():
+                text = f"round {record.round} could not be decided, and the guarantee of a stop "
+                raise InputError(f"{text}needs every round before it", code="component.invalid")
 
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its guarantee after an undecided round."""
@@ -290,7 +288,7 @@ class RoundDecider:
             earlier = [x if record.fault is not None else record.outputs for record in scan.rounds]
             rounds.append(np.stack([*earlier, x]))
         if not self.policy.whole_group or not scans:
-            return [self.policy.decide(k, x) for x in rounds]
+            return list(map(partial(self.policy.decide, k), rounds))
         together = self.policy.decide(k, np.stack(rounds, axis=1))
         return [replace(together, interval=together.interval[i]) for i in range(len(scans))]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -30,7 +30,6 @@ class Scanners:
     of_case: Mapping[str, Scanner]
     is_group: bool = True
     is_shared: bool = False
-    on_combined: Callable[[], None] | None = None
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
@@ -46,12 +45,8 @@ class Scanners:
 
     def combine(self, case: str, measurements: Sequence[Any]) -> Any:
         """Combine the measurements of a case if its scanner supports it; else return a list."""
-        scanner, combined = self.of_case[case], list(measurements)
-        if (combine := getattr(scanner, "combine", None)) is not None:
-            combined = combine(combined)
-        if self.on_combined is not None:
-            self.on_combined()
-        return combined
+        each, combine = list(measurements), getattr(self.of_case[case], "combine", None)
+        return each if combine is None else combine(each)
 
     def _measure_group(self, round: int) -> list[Any]:
         measured: Any = next(iter(self.of_case.values())).measure(round)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,46 +37,25 @@ SCAN, ROUND = "taskuq scan_id", "taskuq round"
 
 
 @contextmanager
-def background(
-    work: Callable[[], None] | None, *, waits: bool = False
-) -> Iterator[Callable[[], None]]:
-    """Run work in a background thread; join and re-raise on exit.
-
-    With ``waits``, the thread starts when the yielded function is called, at the latest on exit.
-    """
+def background(work: Callable[[], None] | None) -> Iterator[None]:
+    """Run work in a thread during the body; wait for it and raise its error."""
+    if work is None:
+        yield
+        return
     failed: list[BaseException] = []
-    threads: list[threading.Thread] = []
-    # A late computation may start the thread while the exit does: one of them gets the work.
-    turn, left = threading.Lock(), [] if work is None else [work]
 
-    def run(work: Callable[[], None]) -> None:
+    def run() -> None:
         try:
             work()
         except BaseException as error:
             failed.append(error)
 
-    def begin() -> None:
-        with turn:
-            for one in left:
-                thread = threading.Thread(target=run, args=(one,))
-                try:
-                    thread.start()
-                    threads.append(thread)
-                except RuntimeError:  # no thread can be started: run the work here, and first
-                    run(one)
-            left.clear()
-
-    if not waits:
-        begin()
+    thread = threading.Thread(target=run)
+    thread.start()
     try:
-        yield begin
+        yield
     finally:
-        with turn:
-            for one in left:
-                run(one)
-            left.clear()
-        for thread in threads:
-            thread.join()
+        thread.join()
         if failed:
             # An error that stayed here would keep its frames alive.
             raise failed.pop()
@@ -385,9 +364,10 @@ class ScanState:
                 raise InputError(f"{text}; use a new state file", code="resume.mismatch")
         scans, is_group = _read_scans(self.path, self.policy, record)
         if is_group != self.is_group or tuple(scans) != self.cases:
-            stored, mine = _listed(scans, is_group), _listed(self.cases, self.is_group)
-            text = f"{self.path} holds a scan of {stored}, got {mine}; use a new state file"
-            raise InputError(text, code="resume.mismatch")
+            stored, mine = f"{', '.join(scans):.80}", f"{', '.join(self.cases):.80}"
+            kind = {True: "the group", False: "the case"}
+            text = f"{self.path} holds {kind[is_group]} {stored}, got {kind[self.is_group]} {mine}"
+            raise InputError(f"{text}; use a new state file", code="resume.mismatch")
         return scans
 
     def storable(
@@ -528,9 +508,3 @@ def _prefix(position: int, is_group: bool) -> str:
 def _arrays_path(path: Path, k: int) -> Path:
     # The whole name: scans named patient.1 and patient.2 must not share their measurements.
     return path.with_name(f"{path.name}-round{k}.npz")
-
-
-def _listed(cases: Iterable[str], is_group: bool) -> str:
-    names = list(cases)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{'a group with the cases' if is_group else 'case'} {', '.join(names[:3])}{more}"

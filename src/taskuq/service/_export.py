@@ -90,10 +90,8 @@ def _exportable(recover: Any, masks: Tensor, height: int) -> tuple[nn.Module, di
             return _SamplerExport(recover), {"kind": "seeds"}
         case VarNetRecovery():
             return _VarNetExport(recover), {"kind": "none"}
-    raise InputError(
-        f"a recovery {type(recover).__name__} cannot be exported; use a flow, sampler or VarNet",
-        code="component.invalid",
-    )
+    text = f"a recovery {type(recover).__name__} cannot be exported; use a flow, sampler or VarNet"
+    raise InputError(text, code="component.invalid")
 
 
 def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) -> ExportedProgram:
@@ -102,10 +100,8 @@ def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) ->
         with torch.no_grad():
             program = torch.export.export(module.eval(), example)
     except Exception as error:
-        raise InputError(
-            f"torch.export fails for the {what} ({first_line(error):.160})",
-            code="component.invalid",
-        ) from None
+        text = f"torch.export fails for the {what} ({first_line(error):.160})"
+        raise InputError(text, code="component.invalid") from None
 
     ops, graph = torch.ops.aten, program.graph_module.graph
     for node in list(graph.nodes):
@@ -135,9 +131,8 @@ def write_runtime(
 ) -> Path:
     """Export recovery and task; raise an error if the exports and the networks disagree."""
     if not isinstance(task, torch.nn.Module):
-        raise InputError(
-            f"a task must be a torch module, got {type(task).__name__}", code="component.invalid"
-        )
+        text = f"a task must be a torch module, got {type(task).__name__}"
+        raise InputError(text, code="component.invalid")
     _, height, width = shape
     masks = torch.zeros(len(columns), width, dtype=torch.bool)
     for k, added in enumerate(columns):
@@ -194,10 +189,8 @@ def _example_slice(coils: int, height: int, width: int) -> Tensor:
 def _require_agreeing(found: Tensor, expected: Tensor, what: str) -> None:
     apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     if not apart <= TOLERANCE:
-        raise InputError(
-            f"the exported {what} differs by {apart:.2g}, more than {TOLERANCE:g}",
-            code="component.invalid",
-        )
+        text = f"the exported {what} differs by {apart:.2g}, more than {TOLERANCE:g}"
+        raise InputError(text, code="component.invalid")
 
 
 def _saved(program: ExportedProgram, path: Path) -> dict[str, Any]:

@@ -61,9 +61,8 @@ def stored_interval(state: Path, policy: Policy, case: str | None = None) -> dic
     chosen = next(iter(cases)) if case is None and len(cases) == 1 else case
     if chosen is None or chosen not in cases:
         names = ", ".join(cases)
-        raise InputError(
-            f"{state} has the cases {names:.300}; choose one with --case", code="option.missing"
-        )
+        text = f"{state} has the cases {names:.300}; choose one with --case"
+        raise InputError(text, code="option.missing")
     return _interval_record(cases[chosen], policy, scan_id=record.get("scan_id"))
 
 
@@ -79,22 +78,19 @@ def write_interval(
     """Write an interval as a DICOM structured report (.dcm) or as JSON."""
     if path.suffix != ".dcm":
         if image is not None:
-            raise InputError(
-                f"{path} is JSON; remove --image or use a .dcm name", code="option.unused"
-            )
+            text = f"{path} is JSON; remove --image or use a .dcm name"
+            raise InputError(text, code="option.unused")
         return write_json(path, record, private=True)
     if image is None:
-        raise InputError(
-            f"{path} is DICOM and refers to an image; use --image", code="option.missing"
-        )
+        text = f"{path} is DICOM and refers to an image; use --image"
+        raise InputError(text, code="option.missing")
     import pydicom
 
     try:
         dataset = pydicom.dcmread(image)
     except Exception as error:
-        raise InputError(
-            f"{image} cannot be read as DICOM ({first_line(error):.120})", code="file.format"
-        ) from None
+        text = f"{image} cannot be read as DICOM ({first_line(error):.120})"
+        raise InputError(text, code="file.format") from None
     other = str(dataset.get("PatientID", ""))
     if patient is not None and other != patient:
         raise InputError(

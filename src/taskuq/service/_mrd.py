@@ -105,9 +105,8 @@ def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
     try:
         # An accession number names a study, and a study has several scans.
         info, subject = document.measurementInformation, document.subjectInformation
-        named = {"measurementID": info.measurementID, "seriesInstanceUIDRoot":
-                 info.seriesInstanceUIDRoot} if info else {}  # fmt: skip
-        names = {"scan_id": scan_id, **named}
+        fields = ("measurementID", "seriesInstanceUIDRoot")
+        names = {"scan_id": scan_id, **{name: getattr(info, name, None) for name in fields}}
         field, found = next(((n, v) for n, v in names.items() if v and v.strip()), ("", ""))
         patient = subject.patientID if subject and (subject.patientID or "").strip() else None
         for name, value in ((field, found), ("patientID", patient)):
@@ -174,9 +173,8 @@ def _parse(xml: str) -> Any:
     from ismrmrd.xsd import CreateFromDocument
 
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
-        raise InputError(
-            "the MRD header defines XML entities; send a plain header", code="file.format"
-        )
+        text = "the MRD header defines XML entities; send a plain header"
+        raise InputError(text, code="file.format")
     try:
         # A text where a number belongs is only warned of.
         with warnings.catch_warnings():
@@ -194,8 +192,8 @@ def _unreadable(error: Exception) -> InputError:
 def _require_identifier(field: str, value: str) -> None:
     is_plain = not any(unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" for c in value)
     if len(value) > LONGEST_ID or not is_plain:
-        text = f"{field} has {len(value)} characters or control characters; the limit is"
-        raise InputError(f"{text} {LONGEST_ID} printable ones", code="value.invalid")
+        need = f"at most {LONGEST_ID} characters, none of them a control character"
+        raise InputError(f"{field} needs {need}; it has {len(value)}", code="value.invalid")
 
 
 def _header_problems(document: Any) -> Iterator[str]:
@@ -281,23 +279,17 @@ def header_xml(header: ScanHeader) -> str:
         kspace_encoding_step_1=limit(width - 1, width // 2), slice=limit(header.slices - 1, 0)
     )
 
+    encoding = xsd.encodingType(
+        encodedSpace=encoded, reconSpace=recon, encodingLimits=limits,
+        trajectory=xsd.trajectoryType.CARTESIAN,
+    )  # fmt: skip
     document = xsd.ismrmrdHeader(
         subjectInformation=xsd.subjectInformationType(patientID=header.patient),
-        measurementInformation=xsd.measurementInformationType(
-            measurementID=header.scan_id, patientPosition=xsd.patientPositionType.HFS
-        ),
         acquisitionSystemInformation=xsd.acquisitionSystemInformationType(receiverChannels=coils),
         experimentalConditions=xsd.experimentalConditionsType(H1resonanceFrequency_Hz=128_000_000),
-        encoding=[
-            xsd.encodingType(
-                encodedSpace=encoded,
-                reconSpace=recon,
-                encodingLimits=limits,
-                trajectory=xsd.trajectoryType.CARTESIAN,
-            )
-        ],
+        encoding=[encoding],
     )
-    return _ascii(document.toXML())
+    return with_scan_id(document.toXML(), header.scan_id)
 
 
 # Kinds of acquisitions outside the image, by MRD flag (numbers from 1, as in the package).
@@ -560,15 +552,14 @@ class Connection:
         raw = self._exactly(ctypes.sizeof(ismrmrd.ImageHeader))
         head = ismrmrd.ImageHeader.from_buffer_copy(raw)
         length = self._exactly(8)
-        text = self._exactly(struct.unpack("<Q", length)[0])
+        meta = self._exactly(struct.unpack("<Q", length)[0])
         try:
             each = ismrmrd.image.get_dtype_from_data_type(head.data_type).itemsize
         except Exception:
-            raise StreamError(
-                f"an image has the unknown data type {head.data_type}", code="file.format"
-            ) from None
+            text = f"an image has the unknown data type {head.data_type}"
+            raise StreamError(text, code="file.format") from None
         size = each * int(head.channels) * math.prod(map(int, head.matrix_size))
-        return ismrmrd.Image.from_bytes(raw + length + text + self._exactly(size))
+        return ismrmrd.Image.from_bytes(raw + length + meta + self._exactly(size))
 
     def _skip_waveform(self) -> None:
         import ismrmrd
@@ -580,19 +571,16 @@ class Connection:
     def _exactly(self, size: int, limit: int | None = None) -> bytes:
         if size > (limit or self.limits.message):
             remedy = "raise --max-message" if limit is None else f"a text has at most {limit}"
-            raise StreamError(
-                f"a message of {size} bytes exceeds the limit; {remedy}", code="value.invalid"
-            )
+            text = f"a message of {size} bytes exceeds the limit; {remedy}"
+            raise StreamError(text, code="value.invalid")
         data = bytearray()
         self._paced = time.monotonic() + self.limits.grace + size / self.limits.pace
         try:
             while len(data) < size:
                 part = self._some(size - len(data))
                 if not part:
-                    raise StreamError(
-                        f"the stream ended {size - len(data)} bytes short of a message",
-                        code="file.damaged",
-                    )
+                    text = f"the stream ended {size - len(data)} bytes short of a message"
+                    raise StreamError(text, code="file.damaged")
                 data += part
         finally:
             self._paced = None
@@ -618,10 +606,8 @@ class Connection:
                     text = f"a message came slower than {self.limits.pace} bytes a second"
                     raise StreamError(text, code="value.invalid") from None
                 what, limit = ("header", "header") if is_late else ("message", "idle")
-                raise StreamError(
-                    f"no {what} arrived within {getattr(self.limits, limit):g} s",
-                    code="value.invalid",
-                ) from None
+                text = f"no {what} arrived within {getattr(self.limits, limit):g} s"
+                raise StreamError(text, code="value.invalid") from None
             except OSError:
                 return b""
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from taskuq._config import from_toml_table, read_toml
-from taskuq.errors import InputError
+from taskuq.errors import InputError, import_extra
 from taskuq.service._mrd import Geometry, StreamLimits
 
 
@@ -126,49 +127,35 @@ COUNTERS = {
 
 
 def latency_histogram() -> Any:
-    """Return the histogram of latencies of a service, or None without prometheus-client."""
-    try:
-        from prometheus_client import Histogram
-    except ImportError:
-        return None
+    """Return the histogram of latencies of a service."""
+    Histogram = import_extra("prometheus_client", "taskuq[mrd]").Histogram
     text = "Seconds from the last line of a round to its decision"
     return Histogram("taskuq_decision_seconds", text, buckets=BUCKETS, registry=None)
 
 
-def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[int, str, str]:
-    """Return the metrics of a service for Prometheus: status, content type and text."""
-    if latencies is None:
-        return 501, "text/plain", "install prometheus-client: pip install 'taskuq[mrd]'\n"
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[str, str]:
+    """Return the metrics of a service for Prometheus: content type and text."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
-    class Collector:
-        """Prometheus collector of the current values."""
-
-        def collect(self) -> list[Any]:
-            about = {"version": health["version"], "policy": health["policy"]}
-            families: list[Any] = [InfoMetricFamily("taskuq", "Version and policy", about)]
-            for name, (text, label, of_value) in COUNTERS.items():
-                labels = [] if label is None else [label]
-                family = CounterMetricFamily(f"taskuq_{name}", text, labels=labels)
-                for value, counted in of_value.items():
-                    given = [value] if labels else []
-                    family.add_metric(given, health["counts"].get(counted, 0))
-                families.append(family)
-            gauges = {
-                "ready": ("1 if ready or degraded", health["status"] in ("ready", "degraded")),
-                "guarantee": ("0 if the guarantee is withdrawn", health["reason"] is None),
-                "connections": ("Open connections", health["connections"]),
-                "uptime_seconds": ("Seconds since the start", health["seconds"]),
-                "monitor_evidence": ("Evidence of drift (e-value)", health["evidence"]),
-            }
-            families += [
-                GaugeMetricFamily(f"taskuq_{name}", text, value=float(value))
-                for name, (text, value) in gauges.items()
-                if value is not None
-            ]
-            return [*families, *latencies.collect()]
-
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    return 200, CONTENT_TYPE_LATEST, generate_latest(registry).decode()
+    about = {"version": health["version"], "policy": health["policy"]}
+    families: list[Any] = [InfoMetricFamily("taskuq", "Version and policy", about)]
+    for name, (text, label, of_value) in COUNTERS.items():
+        family = CounterMetricFamily(f"taskuq_{name}", text, labels=[label] if label else [])
+        for value, counted in of_value.items():
+            family.add_metric([value] if label else [], health["counts"].get(counted, 0))
+        families.append(family)
+    gauges = {
+        "ready": ("1 if ready or degraded", health["status"] in ("ready", "degraded")),
+        "guarantee": ("0 if the guarantee is withdrawn", health["reason"] is None),
+        "connections": ("Open connections", health["connections"]),
+        "uptime_seconds": ("Seconds since the start", health["seconds"]),
+        "monitor_evidence": ("Evidence of drift (e-value)", health["evidence"]),
+    }
+    families += [
+        GaugeMetricFamily(f"taskuq_{name}", text, value=float(value))
+        for name, (text, value) in gauges.items()
+        if value is not None
+    ]
+    collected: Any = SimpleNamespace(collect=lambda: [*families, *latencies.collect()])
+    return CONTENT_TYPE_LATEST, generate_latest(collected).decode()

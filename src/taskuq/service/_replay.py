@@ -47,19 +47,6 @@ class _StoredScan:
                 setattr(line, name, value)
         return line
 
-    def save(self, path: Path) -> Path:
-        """Write an MRD file of all lines."""
-        import ismrmrd
-
-        with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
-            file.write_xml_header((self.xml or mrd.header_xml(self.header)).encode())
-            for noise in self.noise:
-                file.append_acquisition(noise)
-            for slice_ in self.kspace:
-                for column in range(self.header.shape[2]):
-                    file.append_acquisition(self.line(slice_, column))
-        return path
-
 
 def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
     """Read a Cartesian scan from an MRD file; the default scan id is the file's fingerprint."""
@@ -70,10 +57,8 @@ def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
             dataset = file["dataset"]
             xml, acquisitions = dataset.header.toXML(), list(dataset.acquisitions)
     except Exception:
-        raise InputError(
-            f"{path} is not an MRD file with a group 'dataset', or it is damaged",
-            code="file.format",
-        ) from None
+        text = f"{path} is not an MRD file with a group 'dataset', or it is damaged"
+        raise InputError(text, code="file.format") from None
     try:
         header = mrd.read_header(xml, scan_id)
     except InputError as error:
@@ -113,9 +98,8 @@ def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
     skipped = tuple(f"{count_noun(n, 'line')} skipped: {reason}" for reason, n in reasons.items())
     if not kspace or (missing := len(kspace) * width - len(stored)):
         lacks = "; ".join([count_noun(missing, "line") if kspace else "all lines", *skipped])
-        raise InputError(
-            f"{path} is not a fully sampled scan: it lacks {lacks:.300}", code="table.incomplete"
-        )
+        text = f"{path} is not a fully sampled scan: it lacks {lacks:.300}"
+        raise InputError(text, code="table.incomplete")
     return _StoredScan(header, kspace, xml, skipped, tuple(noise), frames)
 
 
@@ -145,7 +129,6 @@ class _ReplayResult:
     decisions: dict[int, dict[str, Any]] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
     sent: set[tuple[int, int]] = field(default_factory=set, repr=False)
-
     reconnections: int = 0
     restored: int = 0
 
@@ -159,7 +142,6 @@ def replay_scan(
     host: str,
     port: int,
     *,
-    limits: mrd.StreamLimits | None = None,
     tr: float = 0.0,
     log: Callable[[str], None] = lambda sentence: None,
 ) -> _ReplayResult:
@@ -169,7 +151,7 @@ def replay_scan(
     while time.monotonic() < until:
         try:
             client = socket.create_connection((host, port), timeout=10)
-            connection = mrd.Connection(client, limits or mrd.StreamLimits())
+            connection = mrd.Connection(client, mrd.StreamLimits())
         except OSError:
             if not is_logged:
                 wait = until - time.monotonic()
@@ -194,14 +176,16 @@ def replay_scan(
     raise InputError(message, code="dependency.missing")
 
 
+@dataclass
 class _LineSender:
     """Sender of acquisitions at a fixed interval."""
 
-    def __init__(
-        self, connection: mrd.Connection, scan: _StoredScan, result: _ReplayResult, tr: float
-    ) -> None:
-        self.connection, self.scan, self.result, self.tr = connection, scan, result, tr
-        self.next, self.last_sent = time.monotonic(), time.perf_counter()
+    connection: mrd.Connection
+    scan: _StoredScan
+    result: _ReplayResult
+    tr: float
+    next: float = field(default_factory=time.monotonic)
+    last_sent: float = field(default_factory=time.perf_counter)
 
     def send(self, slice_: int, columns: list[int]) -> None:
         for column in columns:
@@ -217,9 +201,8 @@ def _replay(sender: _LineSender, remaining: list[int]) -> None:
     connection.send(mrd.HEADER, scan.xml or mrd.header_xml(scan.header))
     first = _wait(connection, mrd.TEXT)
     if "lines" not in first:
-        raise InputError(
-            f"the service refuses the scan: {first['message']}", code="policy.mismatch"
-        )
+        text = f"the service refuses the scan: {first['message']}"
+        raise InputError(text, code="policy.mismatch")
     for noise in scan.noise:
         connection.send(mrd.ACQUISITION, noise)
     # Slices that are decided together need all their lines before the first decision.
@@ -325,7 +308,7 @@ def format_summary(record: dict[str, Any]) -> list[str]:
             f"Latency of {latency['rounds']} decisions: median {median}, worst {worst}."
         )
     if restored := record["answered_again"]:
-        sentences.append(f"{count_noun(restored, 'round')} were stored decisions, without latency.")
+        sentences.append(f"Stored decisions, without latency: {count_noun(restored, 'round')}.")
     if reconnections := record["reconnections"]:
         sentences.append(f"The connection was resumed {count_noun(reconnections, 'time')}.")
     void = dict.fromkeys(d["guarantee"] for d in record["decisions"] if not d["guaranteed"])

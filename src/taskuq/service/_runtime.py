@@ -63,9 +63,8 @@ class _ExportedRecover:
         deviations = {int(lines): float(wide) for lines, wide in self.draws["deviations"]}
         lines, most = int(mask.sum()), int(self.draws["attempts"])
         if lines not in deviations:
-            raise InputError(
-                f"the runtime has no round of {lines} lines; export another", code="policy.mismatch"
-            )
+            text = f"the runtime has no round of {lines} lines; export another"
+            raise InputError(text, code="policy.mismatch")
         attempt = np.zeros(self.samples, dtype=int)
         for _ in range(most + int(self.draws["cooler"])):
             rows = [mix_seeds(seed, j, int(attempt[j])) for j in range(self.samples)]
@@ -78,10 +77,8 @@ class _ExportedRecover:
             if not beyond.any():
                 return torch.as_tensor(images)
             attempt += beyond
-        raise InputError(
-            f"a sample is not finite or beyond {self.draws['limit']} after all attempts",
-            code="value.nonfinite",
-        )
+        text = f"a sample is not finite or beyond {self.draws['limit']} after all attempts"
+        raise InputError(text, code="value.nonfinite")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +94,8 @@ class _ExportedTask:
         """Return outputs (image,) or (image, task) of images (image, height, width)."""
         given = torch.as_tensor(images).float()
         if not 1 <= len(given) <= self.images:
-            raise InputError(
-                f"images must be 1 to {self.images}, got {len(given)}", code="samples.mismatch"
-            )
+            text = f"images must be 1 to {self.images}, got {len(given)}"
+            raise InputError(text, code="samples.mismatch")
         filled = torch.cat([given, given[:1].expand(self.images - len(given), *given.shape[1:])])
         outputs: Tensor = self.program(filled)
         return outputs[: len(given)]
@@ -119,9 +115,8 @@ def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
     path = folder / MANIFEST
     record = read_json(path, SCHEMA, remedy="export again")
     if record.get("policy") != fingerprint(policy.to_dict()):
-        raise InputError(
-            f"{folder} was exported for a different policy; export again", code="policy.mismatch"
-        )
+        text = f"{folder} was exported for a different policy; export again"
+        raise InputError(text, code="policy.mismatch")
     with complete_record(path, "runtime", "export again"):
         coils, height, width = map(int, record["shape"])
         shape, draws = (coils, height, width), record["recover"]["draws"]
@@ -154,7 +149,5 @@ def _load_program(path: Path, part: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         return torch.export.load(path).module(), str(part["mark"] or part["sha256"])
     except Exception as error:
-        raise InputError(
-            f"{path} cannot be opened ({first_line(error):.120}); export again",
-            code="file.schema",
-        ) from None
+        text = f"{path} cannot be opened ({first_line(error):.120}); export again"
+        raise InputError(text, code="file.schema") from None

@@ -45,8 +45,7 @@ logging.getLogger("taskuq.service").addHandler(logging.NullHandler())
 PAUSE = 0.1
 # Seconds until the health endpoint notices that it is stopped.
 POLL = 0.05
-# So many rounds without a decision in a row make a service fail; one makes it degraded for so many
-# seconds.
+# Rounds in a row without a decision until the status is failing; seconds for which one degrades it.
 FAILING, RECENT = 3, 3600.0
 
 
@@ -64,9 +63,7 @@ class Service:
     counts: Counter[str] = field(default_factory=Counter, init=False)
     latencies: Any = field(default_factory=latency_histogram, init=False, repr=False)
     started: float = field(default_factory=time.monotonic, init=False)
-    _outcomes: deque[bool] = field(
-        default_factory=lambda: deque(maxlen=FAILING), init=False, repr=False
-    )
+    _outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=FAILING), init=False)
     _last_failure: float = field(default=-math.inf, init=False, repr=False)
     _listener: socket.socket | None = field(default=None, init=False, repr=False)
     _http: ThreadingHTTPServer | None = field(default=None, init=False, repr=False)
@@ -200,36 +197,24 @@ class Service:
 
     def claim(self, header: ScanHeader, session: Session) -> None:
         """Assign a scan to one connection; refuse it while another connection holds it."""
-
-        def is_same(other: Session) -> bool:
-            theirs = other.header
-            return other is not session and theirs is not None and (
-                theirs.scan_id, theirs.patient) == (header.scan_id, header.patient)  # fmt: skip
-
         with self._lock:
             # Of two simultaneous sessions the later one sees the other.
             session.header = header
-            earlier = [thread for other, thread in self.sessions.items() if is_same(other)]
+            key, sessions = session.key(), self.sessions.items()
+            earlier = [t for other, t in sessions if other is not session and other.key() == key]
         until = time.monotonic() + self.limits.claim
         for thread in earlier:
             # Its client may have gone while a round is still being decided.
             thread.join(timeout=max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in earlier):
             session.header = None
-            raise InputError(
-                "this scan is running on another connection; close that one first",
-                code="file.exists",
-            )
+            text = "this scan is running on another connection; close that one first"
+            raise InputError(text, code="file.exists")
 
     def count(self, what: str) -> None:
         """Count an event."""
         with self._lock:
             self.counts[what] += 1
-
-    def observe(self, latency: float) -> None:
-        """Record the latency of a decision, in seconds after the last line of its round."""
-        if self.latencies is not None:
-            self.latencies.observe(latency)
 
     def note_outcome(self, is_sound: bool) -> None:
         """Record the outcome of a round, or of a scan without a decision, for health checks."""
@@ -262,11 +247,11 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             health = service.health()
+            status, kind, text = 200, "application/json", json.dumps(health)
             if self.path.partition("?")[0] == "/metrics":
-                status, kind, text = metrics(health, service.latencies)
-            else:
-                is_up = health["status"] in ("ready", "degraded")
-                status, kind, text = 200 if is_up else 503, "application/json", json.dumps(health)
+                kind, text = metrics(health, service.latencies)
+            elif health["status"] not in ("ready", "degraded"):
+                status = 503
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -337,10 +322,8 @@ def _mismatch(
     found = find_mismatches(policy, executor, adaptive, mask_fingerprint(masks))
     differences = [*found, *others]
     if differences and not is_allowed:
-        raise InputError(
-            f"{'; '.join(differences)}; use --allow-mismatch to serve without a guarantee",
-            code="policy.mismatch",
-        )
+        text = f"{'; '.join(differences)}; use --allow-mismatch to serve without a guarantee"
+        raise InputError(text, code="policy.mismatch")
     return void_reason(differences, depth=4)
 
 

@@ -107,10 +107,8 @@ class _StreamedSlice:
         arrived, names = self.measure(round), ("columns", "kspace")
         is_same = all(np.array_equal(arrived[name], measurement[name]) for name in names)
         if self.faults or not is_same:
-            raise InputError(
-                f"scan {self.scan_id} is stored with different lines of round {round}",
-                code="resume.mismatch",
-            )
+            text = f"scan {self.scan_id} is stored with different lines of round {round}"
+            raise InputError(text, code="resume.mismatch")
 
     def combine(self, measurements: Sequence[dict[str, Any]]) -> MRIMeasurement:
         return combine_columns(measurements, self.shape, self.accelerations)
@@ -218,7 +216,7 @@ class _DecisionQueue:
 SCHEMA = "taskuq.mrd/1"
 # Fields of a round's record that are replied as JSON.
 REPLIED = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
-# Seconds in which a refused client may read why.
+# Seconds for which a refused client can still read the reply.
 LINGER = 5.0
 
 
@@ -359,8 +357,7 @@ class Session:
             self.connection.send(mrd.TEXT, text)
 
     def _log(self, level: str, event: str, **more: Any) -> None:
-        scan = None if self.header is None else self._key()
-        self.service.log(level, event, scan=scan, **more)
+        self.service.log(level, event, scan=self.key(), **more)
 
     def _reject(self, problem: str, slice_: int | None = None, **more: Any) -> None:
         """Refuse a line; once per round, also reply to a scanner that may wait for an image."""
@@ -389,7 +386,7 @@ class Session:
         self._xml = xml
         self.connection.wait_until(None)
         self.service.claim(header, self)
-        lock = model.folder / f".scan-{self._key()}.lock"
+        lock = model.folder / f".scan-{self.key()}.lock"
         # First in, last out: the file goes while the lock is held.
         self._held.enter_context(file_lock(lock, what=f"scan {header.scan_id}"))
         self._held.callback(lock.unlink, missing_ok=True)
@@ -410,34 +407,25 @@ class Session:
 
     def _require_supported(self, header: mrd.ScanHeader) -> None:
         """Raise an error if a scan does not match the model or is too large."""
-        limits, width = self.connection.limits, sum(map(len, self.model.columns))
-        self.void = self.model.void
-        if strata := self.policy.strata:
-            if header.stratum not in strata:
-                raise InputError(
-                    f"userParameters.{mrd.STRATUM} is {header.stratum}; the policy has the strata "
-                    f"{', '.join(strata)}",
-                    code="policy.mismatch",
-                )
-            self.policy = self.policy.for_stratum(header.stratum)
-        if header.shape[2] != width:
-            raise InputError(
-                f"encodedSpace.matrixSize.y is {header.shape[2]}, the masks have {width} lines; "
-                "use other masks",
-                code="policy.mismatch",
-            )
-        if differences := self.model.geometry.differences(header):
-            text = "; ".join(differences)
-            if not self.model.allow_mismatch:
-                raise InputError(f"{text}; use serve --allow-mismatch", code="policy.mismatch")
-            self.void = self.void or f"No guarantee: {text}."
-        if self.model.shape not in (None, header.shape):
-            raise InputError(
-                f"the scan has slices {header.shape}, the runtime {self.model.shape}; export again",
-                code="policy.mismatch",
-            )
-        at_once = header.nbytes if self.model.is_joint else header.nbytes // header.slices
-        problem = None
+        model, width = self.model, sum(map(len, self.model.columns))
+        differences, problem, self.void = model.geometry.differences(header), None, model.void
+        if (strata := self.policy.strata) and header.stratum not in strata:
+            given = f"userParameters.{mrd.STRATUM} is {header.stratum or 'missing'}"
+            problem = f"{given}; the policy has the strata {', '.join(strata)}"
+        elif header.shape[2] != width:
+            lines = f"encodedSpace.matrixSize.y is {header.shape[2]}"
+            problem = f"{lines}, the masks have {width} lines; use other masks"
+        elif differences and not model.allow_mismatch:
+            problem = f"{'; '.join(differences)}; use serve --allow-mismatch"
+        elif model.shape not in (None, header.shape):
+            problem = f"the scan has slices {header.shape}, the runtime {model.shape}; export again"
+        if problem:
+            raise InputError(problem, code="policy.mismatch")
+        self.policy = self.policy.for_stratum(header.stratum if strata else None)
+        if differences:
+            self.void = self.void or f"No guarantee: {'; '.join(differences)}."
+        limits = self.connection.limits
+        at_once = header.nbytes if model.is_joint else header.nbytes // header.slices
         if header.slices > limits.slices:
             problem = f"the scan has {header.slices} slices, the limit is {limits.slices}"
         elif header.nbytes > limits.scan:
@@ -454,8 +442,10 @@ class Session:
         if is_late and not self.queue.is_busy(idle):
             raise mrd.StreamError(f"no line arrived within {idle:g} s", code="value.invalid")
 
-    def _key(self, *more: int | str) -> str:
-        assert self.header is not None, "slices come after the header"
+    def key(self, *more: int | str) -> str | None:
+        """Return the key of the scan, which does not identify a patient; None before a header."""
+        if self.header is None:
+            return None
         key = "\0".join([self.header.scan_id, self.header.patient, *map(str, more)])
         return hashlib.sha256(key.encode()).hexdigest()[:24]
 
@@ -512,10 +502,8 @@ class Session:
             self._reject(problem, None if column in slice_.faults else number, slice=number)
         if self._buffered > self.connection.limits.buffer:
             used = _of_limit(self._buffered, self.connection.limits.buffer)
-            raise InputError(
-                f"undecided slices have {used}; send them in turn, or raise --max-buffer",
-                code="value.invalid",
-            )
+            text = f"undecided slices have {used}; send them in turn, or raise --max-buffer"
+            raise InputError(text, code="value.invalid")
         self.queue.offer(scan)
 
     def _skip(self, acquisition: Any, kind: str) -> None:
@@ -535,7 +523,7 @@ class Session:
         """Scan a slice, or all slices that share a decision, from the stored state to the end."""
         header, model = self.header, self.model
         assert header is not None, "slices come after the header"
-        key = self._key("all" if model.is_joint else min(slices))
+        key = self.key("all" if model.is_joint else min(slices))
         # Mean images by the seed of their samples.
         images: dict[int, Any] = {}
         rates = [*map(float, model.policy.accelerations), 1.0]
@@ -580,9 +568,8 @@ class Session:
             self.service.note_outcome(False)
             self._log("error", "undecided", slices=sorted(scan.slices))
             self.send_text(f"slices {sorted(scan.slices)} cannot be decided: {error:.300}")
-            for k, slice_ in scan.slices.items():
-                width = slice_.shape[2]
-                self._send_undecided(k, error, [c for c in range(width) if c not in slice_.lines])
+            for k in scan.slices:
+                self._send_undecided(k, error, self._missing(k))
         with self._lock:
             for k, slice_ in scan.slices.items():
                 self.done.add(k)
@@ -599,27 +586,26 @@ class Session:
             if k in self.done:
                 continue
             _, problem = self._refused.get(k) or self._refused.get(None, (0, ""))
-            slice_ = self.slices.get(k)
-            missing = [
-                c for c in range(self.header.shape[2]) if slice_ is None or c not in slice_.lines
-            ]
             text = fault or "the stream ended before all lines of a round had arrived"
-            if not self._send_undecided(k, f"{text} ({problem})" if problem else text, missing):
+            text += f" ({problem})" if problem else ""
+            if not self._send_undecided(k, text, self._missing(k)):
                 return
+
+    def _missing(self, slice_: int) -> list[int]:
+        assert self.header is not None, "slices come after the header"
+        arrived = self.slices[slice_].lines if slice_ in self.slices else {}
+        return [column for column in range(self.header.shape[2]) if column not in arrived]
 
     def _send_undecided(self, slice_: int, fault: str, lines: Sequence[int]) -> bool:
         """Send an image with the decision to continue; return False if the client is gone."""
         self.service.count("undecided")
-        meta = dict.fromkeys(REPLIED, "null") | {
-            "decision": "continue", "would_stop": "false", "lines": json.dumps(lines),
-            "guarantee": "No guarantee: not decided.", "guaranteed": "false", "undecided": "true",
-            "shadow": str(self.shadow).lower(), "stored": "false",
-            "reason": json.dumps(f"continue: {fault:.300}"), "fault": json.dumps(fault[:300]),
-        }  # fmt: skip
+        record = {"reason": f"continue: {fault:.300}", "fault": fault[:300]}
         if self.header is not None:
-            case = json.dumps(self.header.case(slice_))
-            meta |= {"scan_id": self.header.scan_id, "case": case}
-        return self._send_image(meta, slice_, 0, None)
+            record["case"] = self.header.case(slice_)
+        return self._send_image(
+            slice_, None, record, lines, decision="continue", would_stop=False, undecided=True,
+            guarantee="No guarantee: not decided.", guaranteed=False, stored=False,
+        )  # fmt: skip
 
     def _reply(self, record: RoundRecord, slice_: int, image: Any) -> None:
         """Send the image with interval and decision."""
@@ -632,7 +618,7 @@ class Session:
             self.service.note_outcome(record.fault is None)
             scan = self._active.get(slice_)
             latency = time.perf_counter() - scan.ready_since if scan is not None else 0.0
-            self.service.observe(latency)
+            self.service.latencies.observe(latency)
             if record.fault is not None:
                 self.service.count("faults")
             self._log(
@@ -640,30 +626,30 @@ class Session:
                 round=record.round, stop=record.stop, fault=record.fault is not None,
                 guaranteed=record.void_reason is None, ms=round(1000 * latency, 1),
             )  # fmt: skip
-        fields = to_json_value(record.to_dict())
-        is_guaranteed = record.void_reason is None and self.policy.is_guaranteed
-        meta = {
-            "decision": "stop" if record.stop and not shadow else "continue",
-            "would_stop": str(record.stop).lower(),
-            "lines": json.dumps(self._next_lines(record, slice_)),
-            "scan_id": self.header.scan_id,
-            "guarantee": record.void_reason or self.policy.statement,
-            "guaranteed": str(is_guaranteed).lower(),
-            "undecided": "false",
-            "shadow": str(shadow).lower(),
-            "stored": str(record.restored).lower(),
-            **{name: json.dumps(fields[name]) for name in REPLIED},
-        }
-        self._send_image(meta, slice_, record.round + 1, image)
+        self._send_image(
+            slice_, image, to_json_value(record.to_dict()), self._next_lines(record, slice_),
+            decision="stop" if record.stop and not shadow else "continue",
+            would_stop=record.stop, undecided=False,
+            guarantee=record.void_reason or self.policy.statement,
+            guaranteed=record.void_reason is None and self.policy.is_guaranteed,
+            stored=record.restored,
+        )  # fmt: skip
 
-    def _send_image(self, meta: dict[str, str], slice_: int, index: int, image: Any) -> bool:
+    def _send_image(
+        self, slice_: int, image: Any, record: Mapping[str, Any], lines: Sequence[int], **meta: Any
+    ) -> bool:
         import ismrmrd
 
         shape = (1, 1) if self.header is None else self.header.shape[1:]
         pixels = np.zeros(shape, dtype=np.float32) if image is None else as_array(image, "image")
         reply = ismrmrd.Image.from_array(np.ascontiguousarray(pixels.T), slice=slice_)
-        reply.image_index = index
-        reply.meta = ismrmrd.Meta({f"taskuq_{name}": value for name, value in meta.items()})
+        reply.image_index = record.get("round", -1) + 1
+        if self.header is not None:
+            meta["scan_id"] = self.header.scan_id
+        values = {**meta, "lines": lines, "shadow": self.shadow}
+        texts = {name: v if isinstance(v, str) else json.dumps(v) for name, v in values.items()}
+        texts |= {name: json.dumps(record.get(name)) for name in REPLIED}
+        reply.meta = ismrmrd.Meta({f"taskuq_{name}": text for name, text in texts.items()})
         try:
             self.connection.send(mrd.IMAGE, reply)
         except OSError:
@@ -679,8 +665,7 @@ class Session:
             return list(record.next_lines) if is_chosen else columns[k].tolist()
         if self.model.adaptive is None:
             return [int(column) for added in columns[k:] for column in added]
-        measured = self.slices[slice_].lines if slice_ in self.slices else {}
-        return [c for c in range(sum(map(len, columns))) if c not in measured]
+        return self._missing(slice_)
 
 
 def _of_limit(size: int, limit: int) -> str:

@@ -35,10 +35,11 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
     for name, table in tables.items():
         shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, table)]
         if table.tasks > 1 or shapes[0] != shapes[1]:
-            message = f"tasks {names[0]} and {name} have other rounds or samples, or several tasks"
+            message = f"tasks {names[0]} and {name} differ in rounds or samples"
             raise InputError(message, code="samples.mismatch")
         if first.has_targets != table.has_targets:
-            raise InputError(f"only {names[0]} or {name} has targets", code="targets.missing")
+            message = f"only one of {names[0]} and {name} has targets"
+            raise InputError(message, code="targets.missing")
     places = [{case: k for k, case in enumerate(_ids(table).tolist())} for table in tables.values()]
     shared = [case for case in places[0] if all(case in place for place in places)]
     if not shared:
@@ -52,7 +53,7 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         for part, name in zip(parts, names, strict=True):
             # array_equal(None, None) is True.
             if not np.array_equal(getattr(parts[0], kind), getattr(part, kind)):
-                message = f"tasks {names[0]} and {name} have different entries of a case in {kind}"
+                message = f"tasks {names[0]} and {name} differ in the {kind} of a case"
                 raise InputError(message, code="table.duplicate")
     by_round = any(part.has_round_targets for part in parts)
     targets = [
@@ -182,7 +183,7 @@ class _Rows:
         entries[index] = values
         if (entries[index] != values).any():
             of = "acceleration" if name == "round" else "case"
-            message = f"{self.source} has two entries of one {of} in {name}"
+            message = f"{self.source} has two values of {name} for one {of}"
             raise InputError(message, code="table.duplicate")
         return entries
 
@@ -306,7 +307,7 @@ def _read_inference_data(data: Any) -> TaskOutputs:
     for name, array in samples.data_vars.items():
         extra = [d for d in array.dims if d not in ("chain", "draw", "round", "case")]
         if not {"chain", "draw"} <= set(array.dims) or len(extra) + ("case" in array.dims) != 1:
-            message = f"{name} of {group} has {array.dims}; it needs chain, draw and one of cases"
+            message = f"{name} has dimensions {array.dims}; pass chain, draw and one of cases"
             raise InputError(message, code="shape.axes")
         axes = [d for d in ("round", *extra, "case") if d in array.dims]
         joined = array.transpose(*axes, "chain", "draw").to_numpy()

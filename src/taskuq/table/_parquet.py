@@ -666,5 +666,5 @@ def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
         kind = schema.field(name).type
         is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
         if not is_list or kind.list_size != header.samples:
-            text = f"shard {shard.name} has {kind} in {name}, needed are {header.samples} samples"
+            text = f"shard {shard.name} has {kind} in {name} instead of {header.samples} samples"
             raise InputError(text, code="samples.mismatch")

@@ -50,7 +50,7 @@ def as_rounds(
             raise InputError("costs need full_cost, the cost at R = 1", code="option.missing")
         is_rising = values.dtype.kind in "fiu" and values[0] > 0 and (np.diff(values) > 0).all()
         if not is_rising or not values[-1] < full_cost < np.inf:
-            message = f"costs must rise from 0 to {full_cost}, got {values.tolist()!s:.80}"
+            message = f"costs must increase between 0 and {full_cost}, got {values.tolist()!s:.80}"
             raise InputError(message, code="rounds.invalid")
         values = np.asarray(full_cost / values.astype(float))
     return _as_accelerations(values, len(values)), _as_round_names(names, len(values))
@@ -69,7 +69,7 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
         raise InputError(text, code="dtype.invalid")
     rates = numbers.astype(float)
     if rates.shape != (rounds,):
-        text = f"{rounds} rounds need as many accelerations, got {rates.size}; pass accelerations"
+        text = f"accelerations must have one entry for each of {rounds} rounds, got {rates.size}"
         raise InputError(text, code="rounds.invalid")
     if rounds == 1 and np.isnan(rates).all():
         return rates
@@ -243,7 +243,7 @@ class TaskOutputs(Displayed):
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
             raise InputError("case ids are not unique; make them unique", code="table.duplicate")
         if site is not None and group is not None:
-            _require_one_site(values["group"], values["site"])
+            require_one_site(values["group"], values["site"])
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -535,7 +535,7 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
     return TaskOutputs(**parts)
 
 
-def _require_one_site(group: Any, site: Any) -> None:
+def require_one_site(group: Any, site: Any) -> None:
     """Raise InputError if cases of a group are at several sites."""
     names, first, of_case = np.unique(group, return_index=True, return_inverse=True)
     split = np.flatnonzero(site != site[first][of_case])
@@ -570,17 +570,7 @@ DESCRIBED = tuple(signature(TaskOutputs).parameters)[2:]
 
 
 def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs:
-    """Return a TaskOutputs from a table, a path, a data frame or arrays.
-
-    Args:
-        given: A table, its path, a data frame, or a pair (outputs, targets).
-        described: Further arguments of :class:`TaskOutputs`, used with arrays.
-        what: Name of the calling function, for errors.
-
-    Example:
-        >>> as_table((rng.random((2, 5, 3)), rng.random(5)), {"accelerations": (8, 4)}, "plan")
-        TaskOutputs(2 rounds (R = 8, 4), 5 cases, 3 samples, 1 task)
-    """
+    """Return a table from a table, its path, a data frame, or described arrays."""
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
         message = f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}"
@@ -590,7 +580,7 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
         described = {name: value for name, value in described.items() if name != "task_range"}
     if isinstance(given, TaskOutputs):
         if described:
-            message = f"a table has its own {', '.join(described)}; remove it"
+            message = f"the table already has {', '.join(described)}; remove the argument"
             raise InputError(message, code="option.unused")
         return given
     if not isinstance(given, tuple) or len(given) != 2:
@@ -600,12 +590,7 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
 
 
 def is_stored(given: Any) -> bool:
-    """Return True for the path of a table or a data frame.
-
-    Example:
-        >>> is_stored("table.npz"), is_stored({"case": [1]}), is_stored(rng.random((5, 3)))
-        (True, True, False)
-    """
+    """Return True for the path of a table or a data frame."""
     # Frames of pandas and polars have columns, those of Arrow column_names.
     is_frame = hasattr(given, "columns") or hasattr(given, "column_names")
     return isinstance(given, str | os.PathLike | Mapping) or is_frame
@@ -626,7 +611,7 @@ def suggest_range(table: TaskOutputs) -> str | None:
     option = ",".join(f"{name}=0:1" for name in names) if table.tasks > 1 else "0,1"
     return (
         f"All outputs and targets{of} are between 0 and 1, but no range is declared, so intervals "
-        f"may reach beyond; if it is their range, use --range {option} (task_range in Python)."
+        f"may extend beyond. If this is their range, use --range {option} (task_range in Python)."
     )
 
 

@@ -6,9 +6,9 @@ without a network; ``TorchTask`` wraps any module or function.
 
 from __future__ import annotations
 
-from taskuq.task._attack import AttackConfig
 from taskuq.task._backbone import BackboneConfig
 from taskuq.task._classifier import Classifier, ClassifierConfig
+from taskuq.task._classifier_training import AttackConfig
 from taskuq.task._methods import TASKS, AirFraction, Area, MeanIntensity, TorchTask
 from taskuq.task._quality import DISTS, LPIPS, NMSE, PSNR, SSIM, ImageQuality
 

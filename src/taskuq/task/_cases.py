@@ -55,10 +55,8 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
     flips = uniform(0, 1) < config.flip
     angles = uniform(-config.rotation, config.rotation) * (math.pi / 180)
     shifts = uniform(-config.shift, config.shift), uniform(-config.shift, config.shift)
-    # A crop to a fraction s of the area shows sqrt(s) of each side.
     side = uniform(config.crop, 1).sqrt()
     corners = uniform(-1, 1), uniform(-1, 1)
-    # The axes of the grid run from -1 to 1.
     offset = [2 * s + (1 - side) * c for s, c in zip(shifts, corners, strict=True)]
     views = _resample(images, flips, angles, side, offset[0], offset[1])
     if config.contrast:
@@ -78,7 +76,6 @@ def _blur(images: Tensor, sigma: Tensor, *, widest: float | None = None) -> Tens
     t = torch.arange(-reach, reach + 1, device=images.device)
     kernel = torch.exp(-(t**2) / (2 * sigma[:, None] ** 2))
     kernel = (kernel / kernel.sum(1, keepdim=True)).to(images.dtype)
-    # Images are channels, each with its own kernel.
     padded = functional.pad(images[None], (reach,) * 4, mode="reflect")
     count = len(images)
     rows = functional.conv2d(padded, kernel[:, None, :, None], groups=count)

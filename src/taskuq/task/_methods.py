@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from taskuq._config import NonNegative, Unit
+from taskuq._config import Count, NonNegative, Unit, check_ranges
 from taskuq.data._chest import THRESHOLD, air_fraction
 from taskuq.errors import InputError
 from taskuq.interval import TaskRange
@@ -107,11 +107,10 @@ class TorchTask:
     """
 
     function: Callable[[Tensor], Any]
-    batch: int = 256
+    batch: Count = 256
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise InputError(f"batch must be at least 1, got {self.batch}", code="value.invalid")
+        check_ranges(self)
 
     @torch.no_grad()
     def __call__(self, images: Any) -> Tensor:

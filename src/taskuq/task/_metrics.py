@@ -75,6 +75,6 @@ def _checked(outputs: Any, labels: Any) -> tuple[FloatArray, np.ndarray]:
         message = f"outputs {z.shape} and labels {y.shape} must have one entry per case"
         raise InputError(message, code="shape.mismatch")
     if not np.isfinite(z).all():
-        raise InputError("outputs are not finite; repair the network", code="value.nonfinite")
-    require_classes(y, "judged cases")
+        raise InputError("outputs are NaN or infinite; check the network", code="value.nonfinite")
+    require_classes(y, "evaluated cases")
     return z, y.astype(bool)

@@ -199,7 +199,7 @@ def folder_callbacks(recipe: Recipe, config: TrainingConfig, folder: Path) -> li
 
 
 class _EpochLog(Callback):
-    """Log with one row per epoch, kept on resume, unlike that of Lightning's CSVLogger."""
+    """Log of one row per epoch that a resumed training continues, unlike Lightning's CSVLogger."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

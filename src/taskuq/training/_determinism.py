@@ -115,13 +115,14 @@ def preload(
         # All cases, or None unless they are of one size and at most so many bytes.
         found = cases.stock(torch.device("cuda" if on_gpu else "cpu"), most)
     if is_asked and found is None:
-        message = "training.dataloader = 'device' needs one process and data.in_memory of one size"
-        raise InputError(message, code="option.conflict")
+        needed = "one process, data.in_memory = true and images of one size"
+        text = f"training.dataloader = 'device' needs {needed}"
+        raise InputError(text, code="option.conflict")
     return found
 
 
 class CaseGenerator(ShardedGenerator, torch.Generator):
-    """Random numbers of a recipe, with one stream per case."""
+    """Random number generator of a recipe, with one stream per case."""
 
 
 def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:

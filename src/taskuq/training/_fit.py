@@ -74,7 +74,8 @@ def _make_trainer(
             num_sanity_val_steps=0,
         )
     except MisconfigurationException as error:
-        message = f"no {machine.devices} × {machine.accelerator} here ({first_line(error):.160})"
+        wanted = f"{machine.devices} × {machine.accelerator}"
+        message = f"{wanted} is not available ({first_line(error):.160}); use --accelerator cpu"
         raise InputError(message, code="dependency.missing") from None
 
 
@@ -179,7 +180,7 @@ def _fit(
     steps: int | None = None,
     earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run a training recipe, store its weights in a folder if there is one, return its timing."""
+    """Run a training recipe and return its timing; the folder, if any, receives the weights."""
     _refuse_impossible(config, machine, training, steps)
     settings = settings or {}
     is_new = folder is None or fresh or bool(steps) or not (folder / RESUME).exists()
@@ -200,7 +201,7 @@ def _fit(
     best, finished = folder / BEST, folder / FINISHED
     is_finished = best.exists() and finished.exists()
     if is_finished and read_json(finished, FOLDER_SCHEMA)["epochs"] == config.epochs:
-        _print(f"{folder} is trained already; --overwrite trains it again", machine)
+        _print(f"{folder} holds a finished training; use --overwrite to train again", machine)
         # The first process writes it, and the others may be here before.
         return read_timing(folder) if is_first_process() else {}
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]

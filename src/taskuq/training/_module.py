@@ -178,7 +178,7 @@ SYNCHRONISED, CLOCKED = 20, 5
 
 
 class StepTimer(Checkpoint):
-    """Timer of steps; Lightning calls it after the checkpoints that it times."""
+    """Timer of training steps that runs after the checkpoint callbacks and includes them."""
 
     def __init__(
         self,

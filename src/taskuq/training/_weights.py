@@ -116,7 +116,7 @@ def save_tensors(
 def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
     path = Path(path)
     if path.suffix != ".safetensors":
-        message = f"weights are {path}; give a .safetensors file, which cannot run code"
+        message = f"{path} may run code; use weights in a .safetensors file"
         raise InputError(message, code="file.format")
     if not path.exists():
         raise InputError(f"there are no weights {path}; train them", code="file.missing")

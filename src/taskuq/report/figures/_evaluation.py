@@ -126,9 +126,9 @@ def rank_histogram(row: Row) -> Figure:
 
     return Figure(
         f"ranks-{slug(called)}",
-        f"Rank of the truth among the posterior samples, {called}: {row['verdict']}. Bars are "
-        "fractions of cases over those of calibrated samples, whose bars all lie between the two "
-        f"ends of the band with probability {BAND:g} or more.",
+        f"Rank of the truth among the posterior samples, {called}: {row['verdict']}. A bar is a "
+        "fraction of cases divided by its expectation for calibrated samples, whose bars all lie "
+        f"in the band with probability {BAND:g} or more.",
         "samples below the truth", "cases over expected",
         (series("truths", "fraction", "bars"), series("band, lower end", "low", "step"),
          series("band, upper end", "high", "step")),

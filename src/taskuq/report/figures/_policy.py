@@ -23,7 +23,7 @@ _POINTS, _ROWS = 400, 24
 
 def accepted(stops: Mapping[str, Stops], called: Mapping[float, str] | None = None) -> Figure:
     """Plot the fraction of cases that each stopping rule accepts in each round."""
-    caption = "Fraction of cases accepted after each round; the last has everything measured."
+    caption = "Fraction of cases accepted after each round; in the last, everything is measured."
     if not called:
         caption = "Fraction of cases accepted after each acceleration; R = 1 is a full scan."
     series = series_from_rows(
@@ -119,8 +119,8 @@ def evidence(record: Mapping[str, Any]) -> Figure:
         series += [Series(str(one["name"]), tuple(k + 1 for k in drawn), y)] if values else []
     caption = (
         f"Evidence against exchangeability after each new {record['unit']}, for each monitored "
-        f"statistic. Were all {units} exchangeable, any of them would ever reach the line with "
-        f"probability at most {record['delta']:g}."
+        f"statistic. If all {units} were exchangeable, the probability that any of them ever "
+        f"reaches the line would be at most {record['delta']:g}."
     )
     limit = "the guarantee is withdrawn", len(each) / float(record["delta"])
     most = max((max(one.y) for one in series), default=0.0)  # type: ignore[type-var]  # no gaps
