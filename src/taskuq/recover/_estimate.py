@@ -209,8 +209,8 @@ class CrossFitConfig:
     weights: Path | None = None  #: Trained network; by default, one is trained first.
     folds: Natural = 0  #: Cross-fitting folds; 0 if weights were trained on other patients.
     network: Any = None  #: Size of the point-estimate networks, which are trained first.
-    training: TrainingConfig = PAPER  #: Optimiser and schedule of these networks.
-    init_from: Path | None = None  #: Initial weights of these networks.
+    training: TrainingConfig = PAPER  #: Training settings of the point-estimate networks.
+    init_from: Path | None = None  #: Initial weights of the point-estimate networks.
 
     def __post_init__(self) -> None:
         check_ranges(self)

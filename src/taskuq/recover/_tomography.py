@@ -331,7 +331,7 @@ class _CTEstimateConfig(CrossFitConfig):
     weights: Path | None = None  #: Trained unrolled network; by default, one is trained first.
     #: Size of the point-estimate networks, which are trained first.
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
-    training: TrainingConfig = UNROLLED_TRAINING  #: Optimiser and schedule of these networks.
+    training: TrainingConfig = UNROLLED_TRAINING  #: Training of the point-estimate networks.
 
 
 @dataclass(frozen=True)
