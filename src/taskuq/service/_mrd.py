@@ -100,7 +100,7 @@ class ScanHeader:
 
 
 def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
-    """Read the header of a 2-D Cartesian scan; for any other, raise an error naming the field."""
+    """Read the header of a 2-D Cartesian scan; raise an error that names an unsupported field."""
     document = _parse(xml)
     try:
         # An accession number names a study, and a study has several scans.
@@ -323,7 +323,7 @@ def non_imaging_kind(acquisition: Any) -> str | None:
 
 
 def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
-    """Return the reason for rejecting an acquisition, naming the field, or None."""
+    """Return the reason (with the header field) for rejecting an acquisition, or None."""
     if acquisition.is_flag_set(REVERSED):
         return "a reversed line (ACQ_IS_REVERSE); reverse it before sending"
     if any(acquisition.is_flag_set(flag) for flag in COMPRESSED):
@@ -424,7 +424,7 @@ class Prewhitening:
             found = ", ".join(f"{time:g}" for time in times)
             raise InputError(
                 f"sample_time_us of noise scans and lines is {found}; prewhitening needs one "
-                "positive time of each",
+                "positive time for each",
                 code="policy.mismatch",
             )
         scale = math.sqrt(2 * times[1] / times[0] * self.bandwidth)
