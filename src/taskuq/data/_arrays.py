@@ -77,7 +77,7 @@ class ArrayDataset:
         scale = float(self.scales[index])
         image = torch.as_tensor(self.images[index])
         image = image / scale if image.is_complex() else image.to(torch.float32) / scale
-        label, group, case = (one[index] for one in (self.labels, self.groups, self.cases))
+        label, group, case = self.labels[index], self.groups[index], self.cases[index]
         return Case(image, int(label), str(group), str(case), scale)
 
 
