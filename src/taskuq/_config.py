@@ -181,9 +181,9 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+    if isinstance(value, tuple | list):
+        return [v if isinstance(v, str | int | float) else _plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 @cache
@@ -215,7 +215,7 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
-        *others, last = (a for a in arguments if a is not NoneType)
+        *others, last = [a for a in arguments if a is not NoneType]
         for one in others:
             with suppress(InputError):
                 return _convert(value, one, name, over)

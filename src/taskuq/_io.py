@@ -214,7 +214,8 @@ def verify_checksum(
 ) -> None:
     """Raise InputError if a record was modified after it was written."""
     if SEAL in record:
-        if record[SEAL] != with_checksum(record)[SEAL]:
+        rest = dict(record)
+        if rest.pop(SEAL) != fingerprint(rest):
             raise InputError(f"{path} does not match its SHA-256; {remedy}", code="file.damaged")
     elif always:
         raise InputError(f"{path} has no SHA-256; {remedy}", code="file.damaged")
@@ -420,7 +421,8 @@ def read_json(
         needed = f"update taskuq ({other})" if slash and other else f"{schemas[0]} is needed"
         raise InputError(f"{path} has schema {found}, {needed}", code="file.schema")
     verify_checksum(record, path, remedy, always=is_sealed)
-    return {name: value for name, value in record.items() if name != SEAL}
+    record.pop(SEAL, None)
+    return dict(record)
 
 
 @contextmanager
