@@ -75,17 +75,7 @@ def svg(
     reference: float | None = None,
     marked: int | None = None,
 ) -> str:
-    """Return a small picture of bars or lines as an SVG element.
-
-    Args:
-        about: Title of the picture.
-        bars: Lower and upper end of each bar; an infinite end reaches the edge.
-        labels: Names of the bars, or of the two ends of the horizontal axis.
-        points: A value to mark in each bar.
-        lines: Values at equally spaced positions.
-        reference: Value of a dashed line.
-        marked: Index of the bar drawn in another colour.
-    """
+    """Return a small picture of bars, with a value marked in each, or of lines."""
     ends, paths = [*bars][:MOST_BARS], [list(map(float, one)) for one in lines]
     values = [float(v) for of in (*ends, points, *paths) for v in of]
     finite = [v for v in [*values, *([] if reference is None else [reference])] if math.isfinite(v)]

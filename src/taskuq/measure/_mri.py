@@ -44,7 +44,7 @@ class MaskConfig:
     seed: Seed = 0  #: Seed of random lines.
     #: Number of contiguous central lines in each round; default: as in the paper.
     acs: tuple[Count, ...] | None = None
-    #: Density of random lines at the centre, over the mean density; default: 15/16 of R.
+    #: Central over mean density of lines in the first mask; default: 15/16 of its R.
     density: Positive | None = None
     sharpness: Positive = 8.0  #: Exponent of the decrease in density from the centre.
     path: Path | None = None  #: Mask file written by taskuq masks.

@@ -570,17 +570,7 @@ DESCRIBED = tuple(signature(TaskOutputs).parameters)[2:]
 
 
 def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs:
-    """Return a TaskOutputs from a table, a path, a data frame or arrays.
-
-    Args:
-        given: A table, its path, a data frame, or a pair (outputs, targets).
-        described: Further arguments of :class:`TaskOutputs`, used with arrays.
-        what: Name of the calling function, for errors.
-
-    Example:
-        >>> as_table((rng.random((2, 5, 3)), rng.random(5)), {"accelerations": (8, 4)}, "plan")
-        TaskOutputs(2 rounds (R = 8, 4), 5 cases, 3 samples, 1 task)
-    """
+    """Return a table from a table, its path, a data frame, or described arrays."""
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
         message = f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}"
@@ -600,12 +590,7 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
 
 
 def is_stored(given: Any) -> bool:
-    """Return True for the path of a table or a data frame.
-
-    Example:
-        >>> is_stored("table.npz"), is_stored({"case": [1]}), is_stored(rng.random((5, 3)))
-        (True, True, False)
-    """
+    """Return True for the path of a table or a data frame."""
     # Frames of pandas and polars have columns, those of Arrow column_names.
     is_frame = hasattr(given, "columns") or hasattr(given, "column_names")
     return isinstance(given, str | os.PathLike | Mapping) or is_frame
