@@ -103,7 +103,7 @@ def read_npz(
         arrays = {name: file[name] for name in names if name in file}
     needed = {"images", "label"} if group == "image" else {"images", "label", "group"}
     if missing := needed - set(arrays):
-        text = f"{path} has no {', '.join(sorted(missing))}; see read_npz"
+        text = f"{path} has no array {', '.join(sorted(missing))}; add it"
         raise InputError(text, code="table.column")
     groups = arrays["group"] if group is None else group
     return ArrayDataset(

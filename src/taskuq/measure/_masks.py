@@ -241,7 +241,7 @@ def nested_masks(
     widths = acs_widths(width, accelerations, lines) if acs is None else list(acs)
     if len(widths) != len(lines) or min(widths) < 0 or any(map(gt, widths, lines)):
         given = f"acs is {widths} for rounds of {lines} lines"
-        raise InputError(f"{given}; pass as many or fewer for each", code="rounds.invalid")
+        raise InputError(f"{given}; pass at most as many per round", code="rounds.invalid")
     if density is None:
         density = max(1.0, 15 / 16 * accelerations[0])
     rng = np.random.default_rng(seed)
@@ -249,7 +249,7 @@ def nested_masks(
     for count, center in zip(lines[1:], widths[1:], strict=True):
         mask = masks[-1] | center_lines(width, center)
         if mask.sum() > count:
-            given = f"{count} lines cannot hold earlier ones and a centre of {center}"
+            given = f"{count} lines cannot hold the earlier lines and a centre of {center}"
             raise InputError(f"{given}; use a narrower acs", code="rounds.invalid")
         masks.append(with_random_lines(mask, count, rule, rng))
     return np.stack(masks)

@@ -108,7 +108,7 @@ class Executor:
     def sample_batch(
         self, measurements: list[Any], cases: Sequence[str], acceleration: float, samples: int
     ) -> Any:
-        """Return the samples (sample, ...) of each case; repeat the last case to fill the batch."""
+        """Return samples (case * sample, ...); the last case repeats to fill the batch."""
         if len(measurements) == 1:
             return self.sample(measurements[0], cases[0], acceleration, samples)
         assert isinstance(self.recover, BatchRecover), "cases run one by one without it"

@@ -271,8 +271,6 @@ class BatchRunner:
 
 @dataclass(frozen=True)
 class CaseWorker:
-    """Work items of a run: cases with outputs to write to the table."""
-
     executor: CaseExecutor
     cases: RunCases
     writer: TableWriter

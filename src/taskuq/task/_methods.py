@@ -42,7 +42,7 @@ class AirFraction:
 
 @dataclass(frozen=True)
 class Area:
-    """Area of an image with intensity above (or below) a threshold, in a given unit."""
+    """Area of the pixels with intensity above (or below) a threshold, in a given unit."""
 
     threshold: float  #: Intensity threshold.
     pixel_area: NonNegative = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
