@@ -82,16 +82,6 @@ def test_calibrate_then_predict(table, tmp_path, capsys):
     assert np.mean([int(row["covered"]) for row in rows]) > 0.85
 
 
-def test_simulate_record_has_its_schema(table, capsys):
-    assert run("simulate", table, "--alpha", "0.1", "--max-width", "0.2", "--splits", "20",
-               "--unit", "case", "--json", "-") == 0  # fmt: skip
-    record = json.loads(capsys.readouterr().out)
-    assert record["schema"] == "taskuq.simulate/1"
-    for result in record["results"]:
-        assert result["guaranteed"] == (result["policy"] != "paper")
-        assert sum(stop["fraction"] for stop in result["stops"]) == pytest.approx(1)
-
-
 def test_sample_size_record(capsys):
     assert run("sample-size", "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["n_calibration"] == 442
@@ -113,7 +103,11 @@ def test_sample_size_record(capsys):
         (("calibrate", "{table}"), "--acceleration"),
         (("calibrate", "{table}", "--acceleration", "8", "--joint", "scale"), "several tasks"),
         (("plan", "{table}"), "--max-width"),
+        (("plan", "{table}", "--max-width", "0.1", "--alpha", "2"), "alpha"),
         (("simulate", "{table}", "--max-width", "-1"), "positive"),
+        (("simulate", "{table}", "--max-width", "0.1", "--policy", ""), "--policy"),
+        (("simulate", "{table}", "--max-width", "0.1", "--budget", "most"), "most"),
+        (("simulate", "{table}", "--max-width", "0.1", "--samples", "0"), "--samples"),
         (("sample-size", "--epsilon", "0"), "epsilon"),
         (("run", "absent.toml", "-o", "x"), "absent.toml"),
         (("status", "absent"), "table"),
