@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -310,15 +311,15 @@ def per_task(
         if unknown:
             message = f"{what}: no task {unknown[0]!r:.60} in {', '.join(names)}"
             raise InputError(message, code="choice.unknown")
-        return tuple(read(value.get(name)) for name in names)
+        return tuple(map(read, map(value.get, names)))
     if value is None or isinstance(value, str) or not hasattr(value, "__len__"):
-        return tuple(read(value) for _ in names)
+        return tuple(map(read, repeat(value, len(names))))
     if len(value) != len(names):
         raise InputError(
             f"{what} has {len(value)} entries; pass one for all, or for each of {', '.join(names)}",
             code="shape.mismatch",
         )
-    return tuple(read(one) for one in value)
+    return tuple(map(read, value))
 
 
 def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:

@@ -44,7 +44,7 @@ class Displayed:
                 widths[k] = max(widths[k], len(cell))
         lines = []
         for first, *rest in table:
-            cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=False)]
+            cells = map(str.rjust, rest, widths[1:])
             lines.append("  ".join(["", first.ljust(widths[0]), *cells]).rstrip())
         notes = [fill(one, 100, break_on_hyphens=False) for one in note.splitlines()]
         return "\n".join([*filter(None, [title]), *lines, *notes])

@@ -200,7 +200,8 @@ def fingerprint(record: Any) -> str:
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in record.items() if name != SEAL}
+    rest = dict(record)
+    rest.pop(SEAL, None)
     return {**rest, SEAL: fingerprint(rest)}
 
 
@@ -213,7 +214,8 @@ def verify_checksum(
 ) -> None:
     """Raise InputError if a record was modified after it was written."""
     if SEAL in record:
-        if record[SEAL] != fingerprint({k: v for k, v in record.items() if k != SEAL}):
+        rest = dict(record)
+        if rest.pop(SEAL) != fingerprint(rest):
             raise InputError(f"{path} does not match its SHA-256; {remedy}", code="file.damaged")
     elif always:
         raise InputError(f"{path} has no SHA-256; {remedy}", code="file.damaged")
@@ -419,7 +421,8 @@ def read_json(
         needed = f"update taskuq ({other})" if slash and other else f"{schemas[0]} is needed"
         raise InputError(f"{path} has schema {found}, {needed}", code="file.schema")
     verify_checksum(record, path, remedy, always=is_sealed)
-    return {name: value for name, value in record.items() if name != SEAL}
+    record.pop(SEAL, None)
+    return dict(record)
 
 
 @contextmanager
@@ -442,7 +445,7 @@ def append_jsonl(
     private: bool = False,
 ) -> None:
     """Append records to a JSON Lines file in one write; links and pipes are refused."""
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    text = "".join([json.dumps(record, ensure_ascii=False) + "\n" for record in records])
     # A lone surrogate, from a file name, is escaped.
     data = text.encode("utf-8", "backslashreplace")
     with writing(path):
@@ -522,7 +525,7 @@ def open_npz(
     advice = "it may be truncated, or hold Python objects instead of arrays"
     with reading(path, what, advice):
         with zipfile.ZipFile(path) as archive:
-            require_plausible_size(path, sum(member.file_size for member in archive.infolist()))
+            require_plausible_size(path, sum([member.file_size for member in archive.infolist()]))
             _refuse_lying_headers(archive, path)
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays

@@ -515,7 +515,10 @@ def _summarise(options: _Options, name: str, parts: list[_PoolResults], splits: 
 def _moments(values: FloatArray) -> MeanAndSD:
     if not np.isfinite(values).all():
         return MeanAndSD(math.inf, math.nan)
-    return MeanAndSD(float(values.mean()), float(values.std()))
+    # Squares of very large or small numbers leave the range of floats.
+    largest = np.abs(values).max(initial=0)
+    unit = 1.0 if largest == 0 or 1e-100 < largest < 1e100 else largest
+    return MeanAndSD(float((values / unit).mean() * unit), float((values / unit).std() * unit))
 
 
 @dataclass(frozen=True)

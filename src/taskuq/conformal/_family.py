@@ -262,7 +262,8 @@ def interval_family(score: Score, outputs: FloatArray, ends: int = 1) -> Interva
 
 
 def rounds_for_score(score: Score, outputs: FloatArray) -> FloatArray:
-    return outputs if outputs.ndim == 2 or uses_earlier_rounds(score) else outputs[-1]
+    is_whole = outputs.ndim == 2 or getattr(score, "uses_earlier_rounds", False)
+    return outputs if is_whole else outputs[-1]
 
 
 def uses_earlier_rounds(score: Score) -> bool:

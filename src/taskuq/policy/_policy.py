@@ -183,7 +183,7 @@ class Policy(Displayed):
             return self
         named = ", ".join(self.strata)
         if stratum is None:
-            message = f"the policy needs the stratum of a scan, one of {named}: use for_stratum"
+            message = f"the policy has strata; pass stratum= or --stratum, one of {named}"
             raise InputError(message, code="option.missing")
         if str(stratum) not in self.strata:
             message = f"stratum {stratum!r} was not calibrated; the policy has {named}"

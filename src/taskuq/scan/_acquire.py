@@ -244,7 +244,7 @@ class ScanLoop:
         begun = perf_counter()
         # The disk writes while networks compute; monitor and audit log receive a round after its
         # measurements are stored.
-        with background(store):
+        with nullcontext() if store is None else background(store):
             results = decider.compute(k, measured)
         records = decider.decide(k, measured, results)
         latency = perf_counter() - begun

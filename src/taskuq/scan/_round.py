@@ -128,6 +128,8 @@ class RoundDecider:
             else _record(k, name, outputs[name], decisions[name])
             for name in scans
         ]
+        if self.selector is None:
+            return records
         return [self._with_lines(r, scans[r.case], results.chosen.get(r.case)) for r in records]
 
     def late_faults(self, records: Sequence[RoundRecord]) -> dict[str, str]:

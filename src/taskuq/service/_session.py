@@ -80,7 +80,7 @@ class _StreamedSlice:
     def has(self, round: int) -> bool:
         """Return True if all lines of a round have arrived."""
         with self.lock:
-            return all(column in self.lines for column in self.columns[round].tolist())
+            return self.lines.keys() >= set(self.columns[round].tolist())
 
     def finalize(self) -> str | None:
         with self.lock:
@@ -384,7 +384,7 @@ class Session:
         header, model = mrd.read_header(xml), self.model
         self._require_supported(header)
         self._xml = xml
-        self.connection.wait_until(None)
+        self.connection.wait_until()
         self.service.claim(header, self)
         lock = model.folder / f".scan-{self.key()}.lock"
         # First in, last out: the file goes while the lock is held.
@@ -464,7 +464,7 @@ class Session:
     def _line(self, acquisition: Any) -> None:
         """Add a line to its slice, or send the reason for rejecting it."""
         self.service.count("lines")
-        number, column = int(acquisition.idx.slice), int(acquisition.idx.kspace_encode_step_1)
+        number, column = (idx := acquisition.idx).slice, idx.kspace_encode_step_1
         if self.header is None:
             self._reject("a line before the header")
             return
@@ -479,8 +479,7 @@ class Session:
             self._refused[None] = 0, outside
             self._reject(outside)
             return
-        problem = mrd.line_problem(acquisition, self.header)
-        if problem:
+        if problem := mrd.line_problem(acquisition, self.header):
             self._reject(problem, number, slice=number)
             return
         data = acquisition.data if self._noise is None else self._noise.apply(acquisition)
