@@ -62,7 +62,7 @@ def range_of(hint: Any) -> Within | None:
 
 
 def check_ranges(config: Any) -> None:
-    """Raise InputError for a field out of its range, in a dataclass built in Python."""
+    """Raise InputError if a field of a configuration dataclass is out of its range."""
     for name, hint in _hints(cast(Any, type(config))).items():
         if isinstance(value := getattr(config, name), int | float | tuple):
             _convert(list(value) if isinstance(value, tuple) else value, hint, name, None)
@@ -86,7 +86,7 @@ def from_toml_table(
     over: T | None = None,
     what: str = "this table",
 ) -> T:
-    """Build a dataclass from a TOML table; missing keys take the base's values or the defaults.
+    """Build a dataclass from a TOML table; missing keys are taken from ``over`` or the defaults.
 
     Example:
         >>> from dataclasses import dataclass
@@ -242,7 +242,7 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
         return value
     if origin is dict and (is_dataclass(arguments[1]) or get_origin(arguments[1]) is Annotated):
         if not isinstance(value, Mapping):
-            raise _mistyped(name, value, f"tables with names, [{name}.mine]")
+            raise _mistyped(name, value, f"named tables, e.g. [{name}.mine]")
         return {key: _convert(v, arguments[1], f"{name}.{key}", None) for key, v in value.items()}
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -75,7 +75,7 @@ def svg(
     reference: float | None = None,
     marked: int | None = None,
 ) -> str:
-    """Return a small picture of bars, with a value marked in each, or of lines."""
+    """Return a small plot of lines, or of bars with a marked value in each."""
     ends, paths = [*bars][:MOST_BARS], [list(map(float, one)) for one in lines]
     values = [float(v) for of in (*ends, points, *paths) for v in of]
     finite = [v for v in [*values, *([] if reference is None else [reference])] if math.isfinite(v)]

@@ -54,7 +54,7 @@ class ExistingFileError(Exception):
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert OSError into one MachineError that names the file."""
+    """Convert an OSError into a MachineError that names the file."""
     try:
         yield
     except MachineError:
@@ -67,7 +67,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
-    """Convert any exception during reading into one error that names the file."""
+    """Convert any exception during reading into an error that names the file."""
     tail = f"; {advice}" if advice else ""
     try:
         require_file(path)
@@ -285,7 +285,7 @@ def atomic_write(
 
 
 def _follow_links(path: Path) -> tuple[Path, bool]:
-    """Return the file that a path leads to, and True for a device, a pipe or an open file."""
+    """Return the target of a path, and True if it is a device, a pipe or an open file."""
     for _ in range(40):
         # Names such as /dev/stdout lead to an open file, which has no name to replace.
         if os.path.realpath(path.parent).startswith("/proc/"):
@@ -316,7 +316,7 @@ def _machine() -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of processes of this machine that were killed."""
+    """Remove the temporary files of killed processes of this machine."""
     if folder in _swept:
         return
     _swept.add(folder)
@@ -390,7 +390,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """Parse JSON; raise ValueError for a key that occurs twice, and for NaN and Infinity."""
+    """Parse JSON; refuse repeated keys and, unless ``constants``, NaN and Infinity."""
     refuse = None if constants else _refuse_constant
     return json.loads(text, parse_constant=refuse, object_pairs_hook=_unique_keys)
 
@@ -427,7 +427,7 @@ def read_json(
 
 @contextmanager
 def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
-    """Convert KeyError into an "incomplete file" InputError."""
+    """Convert a KeyError into an InputError for an incomplete file."""
     try:
         yield
     except InputError:
@@ -482,7 +482,7 @@ def number_to_json(value: float) -> float | str:
 
 
 def number_from_json(value: float | str) -> float:
-    """Read a number, which may be infinity as a string."""
+    """Read a number; infinity is stored as a string."""
     number = float(value)
     if math.isnan(number):
         raise InputError("the file has NaN instead of a number", code="value.nonfinite")
@@ -490,7 +490,7 @@ def number_from_json(value: float | str) -> float:
 
 
 def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
-    """Write a task range as two strings, or None."""
+    """Return the ends of a task range as two strings; None for no range."""
     return None if range_ is None else [str(end) for end in range_]
 
 
@@ -517,7 +517,7 @@ def to_json_value(value: Any) -> Any:
 def open_npz(
     path: str | os.PathLike[str], what: str = "arrays"
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Open an .npz file from any source; its arrays are read on access."""
+    """Open an untrusted .npz file; its arrays are read on access."""
     import numpy as np  # here, so that writing JSON alone does not load it
 
     if not Path(path).exists():
@@ -548,13 +548,13 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
             claimed = math.prod(shape) * max(1, dtype.itemsize)
             held = member.file_size - file.tell()
         if claimed != held and not dtype.hasobject:
-            message = f"{path}: array {member.filename[:-4]} claims {claimed} bytes but has {held}"
+            message = f"{path}: array {member.filename[:-4]} needs {claimed} bytes but has {held}"
             raise InputError(message, code="file.damaged")
 
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Iterator[None]:
-    """Hold a file lock (filelock), whose file exists only while it is held."""
+    """Hold a file lock; the lock file exists only while the lock is held."""
     from filelock import FileLock, Timeout  # here: most commands take no lock
 
     is_new = not path.parent.exists()

@@ -274,7 +274,7 @@ class ScanLoop:
                 self.options.on_round(record)
 
     def _repeat(self, scans: dict[str, Scan]) -> Generator[Awaited, None, None]:
-        """Repeat the stored rounds on scanners that can be verified."""
+        """Repeat the stored rounds on scanners with a method ``remeasure``."""
         scanners, selector = self.decider.scanners, self.decider.selector
         verifiable = {
             name: again

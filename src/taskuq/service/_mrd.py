@@ -100,7 +100,7 @@ class ScanHeader:
 
 
 def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
-    """Read the header of a 2-D Cartesian scan; for any other, raise an error naming the field."""
+    """Read the header of a 2-D Cartesian scan; raise an error that names an unsupported field."""
     document = _parse(xml)
     try:
         # An accession number names a study, and a study has several scans.
@@ -328,7 +328,7 @@ def non_imaging_kind(acquisition: Any) -> str | None:
 
 
 def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
-    """Return the reason for rejecting an acquisition, naming the field, or None."""
+    """Return the reason (with the header field) for rejecting an acquisition, or None."""
     # The properties of the acquisition copy a field each time they are read.
     head = acquisition._head
     if acquisition.is_flag_set(REVERSED):
@@ -420,7 +420,7 @@ class Prewhitening:
             found = ", ".join(f"{time:g}" for time in times)
             raise InputError(
                 f"sample_time_us of noise scans and lines is {found}; prewhitening needs one "
-                "positive time of each",
+                "positive time for each",
                 code="policy.mismatch",
             )
         scale = math.sqrt(2 * times[1] / times[0] * self.bandwidth)

@@ -103,11 +103,11 @@ class _StreamedSlice:
         }
 
     def remeasure(self, round: int, measurement: dict[str, Any]) -> None:
-        """Raise an error if the lines of a stored round differ from the stored ones."""
+        """Raise an error if the received lines of a stored round differ from those stored."""
         arrived, names = self.measure(round), ("columns", "kspace")
         is_same = all(np.array_equal(arrived[name], measurement[name]) for name in names)
         if self.faults or not is_same:
-            text = f"scan {self.scan_id} is stored with different lines of round {round}"
+            text = f"scan {self.scan_id} is stored with different data in round {round}"
             raise InputError(text, code="resume.mismatch")
 
     def combine(self, measurements: Sequence[dict[str, Any]]) -> MRIMeasurement:
@@ -377,7 +377,7 @@ class Session:
     def _begin(self, xml: str) -> None:
         if self.header is not None:
             if xml != self._xml:
-                text = "this connection has another header already; open one for each scan"
+                text = "the connection already has another header; use one per scan"
                 raise InputError(text, code="file.format")
             self.send_text("this connection has this header already; it is skipped")
             return
@@ -501,7 +501,7 @@ class Session:
             self._reject(problem, None if column in slice_.faults else number, slice=number)
         if self._buffered > self.connection.limits.buffer:
             used = _of_limit(self._buffered, self.connection.limits.buffer)
-            text = f"undecided slices have {used}; send them in turn, or raise --max-buffer"
+            text = f"undecided slices have {used}; send slices in turn, or raise --max-buffer"
             raise InputError(text, code="value.invalid")
         self.queue.offer(scan)
 

@@ -72,7 +72,7 @@ def _read_batches(
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
-        text = f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
+        text = f"shard {path.name} is from a different table than {HEADER}; remove it and "
         raise InputError(f"{text}rerun, or restore its {HEADER}", code="resume.mismatch")
     for name in columns:
         if name not in schema.names:
@@ -270,7 +270,7 @@ def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
     for row, text in zip(mask, texts, strict=True):
         parts = str(text).split()
         if not all(part.isdecimal() and len(part) < 10 and int(part) < count for part in parts):
-            message = f"{source} names lines that are not below {count}: {str(text)[:40]!r}"
+            message = f"{source} has line indices not below {count}: {str(text)[:40]!r}"
             raise InputError(message, code="file.damaged")
         row[[int(part) for part in parts]] = True
     return mask
