@@ -16,6 +16,9 @@ from taskuq.training._module import read_timing
 from taskuq.training._networks import NETWORKS
 from taskuq.training._weights import FOLDER, save_weights, shipped
 
+# Samplers whose estimates are trained first, by the same command.
+ESTIMATES = {"ct-sampler-chest": "ct-unrolled-chest"}
+
 
 def bundle(name: str, folder: Path, into: Path = FOLDER) -> Path:
     """Write the best weights of a training as a bundled network."""
@@ -25,6 +28,8 @@ def bundle(name: str, folder: Path, into: Path = FOLDER) -> Path:
     notes = {key: card[key] for key in card if key not in ("kind", "network")}
     if isinstance(notes.get("init_from"), str) and Path(notes["init_from"]).suffix:
         del notes["init_from"]  # a file that is not in the package
+    if name in ESTIMATES:
+        notes["estimate"] = {"weights": ESTIMATES[name]}
     done = save_weights(
         network, into / f"{name}.safetensors", kind=card["kind"], config=network.config,
         notes=notes, half=True,

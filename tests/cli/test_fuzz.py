@@ -1,12 +1,15 @@
 """Short run of the fuzzer, with planted faults."""
 
+import json
 import sys
 
+import numpy as np
 import pytest
 
 import fuzz
 import taskuq as tq
 from fuzz_files import Kind
+from taskuq._io import write_json
 from taskuq.cli import app
 from taskuq.pipeline._progress import Progress
 
@@ -69,6 +72,24 @@ def test_demo_without_torch_begins_nothing(tmp_path, monkeypatch, capsys):
     assert "taskuq[mri]" in printed
     assert "1/4" not in printed
     assert not (tmp_path / "demo").exists()
+
+
+def test_figure_without_an_ending_is_a_picture(tmp_path):
+    app.main(["masks", "--size", "32", "--figure", str(tmp_path / "a"), "-o", f"{tmp_path}/m.npz"])
+    assert (tmp_path / "a").read_bytes().startswith(b"\x89PNG")
+
+
+def test_text_in_place_of_a_number_of_a_monitor_is_refused(tmp_path):
+    outputs = np.random.default_rng(0).random((2, 60, 4))
+    table = tq.TaskOutputs(outputs, outputs.mean((0, 2)), (4, 2))
+    policy = tq.plan(table, alpha=0.3, max_width=0.4)
+    monitor = tq.Monitor(policy, state=tmp_path / "m.json")
+    monitor.update(outputs[0, 0])
+    record = json.loads((tmp_path / "m.json").read_text())
+    record["statistics"][0]["values"][0] = "nan"
+    write_json(tmp_path / "m.json", record)
+    with pytest.raises(tq.InputError, match="not a complete monitor"):
+        tq.Monitor(policy, state=tmp_path / "m.json").update(outputs[0, 1])
 
 
 def test_last_line_of_a_log_counts_every_case(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from taskuq.experiments._mask_learning import MaskLearningConfig, _MaskLearner
 from taskuq.measure._masks import nested_masks
 from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner
-from taskuq.measure._tomography import SimulatedCTScanner
+from taskuq.measure._tomography import ParallelBeamCT, Sinogram, view_angles
 from taskuq.pipeline._local import as_cases
 
 SIZE, RATES = 16, (8.0, 4.0, 2.0)
@@ -42,17 +43,28 @@ class AdaptiveMRIScanner(SimulatedMRIScanner):
         return self.measure_columns(self.requested[round])
 
 
-class AdaptiveCTScanner(SimulatedCTScanner):
-    """Scanner that measures requested views."""
+@dataclass
+class AdaptiveCTScanner:
+    """Scanner that measures requested views, without noise."""
+
+    image: torch.Tensor
+    scanner: ParallelBeamCT
 
     def request(self, round: int, lines: Any) -> None:
-        object.__setattr__(self, "views", np.sort(lines))
+        self.views = np.sort(lines)
 
     def measure(self, round: int) -> Any:
         rate = [*self.scanner.accelerations, 1.0][round]
         chosen = np.isin(np.arange(self.scanner.views), self.views)
         scan = self.scanner.measure_lines(self.image, rate, chosen)
         return {"views": self.views, "projections": scan.projections.numpy()}
+
+    def combine(self, pieces: Any) -> Sinogram:
+        views = np.concatenate([piece["views"] for piece in pieces])
+        projections = np.concatenate([piece["projections"] for piece in pieces])[np.argsort(views)]
+        angles = view_angles(np.sort(views), self.scanner.views)
+        rate = [*self.scanner.accelerations, 1.0][len(pieces) - 1]
+        return Sinogram(torch.as_tensor(projections), angles, self.scanner.size, rate)
 
 
 class Draws:
@@ -78,6 +90,14 @@ class Draws:
             torch.fft.ifftshift(noise * falling * ~measurement.mask, dim=(-2, -1)), norm="ortho"
         )
         return (measurement.preview + free.real).float()
+
+
+class DrawsTogether(Draws):
+    """The same samples, several cases at a time."""
+
+    def batch(self, measurements: Any, *, samples: int, seeds: Any) -> torch.Tensor:
+        pairs = zip(measurements, seeds, strict=True)
+        return torch.stack([self(one, samples=samples, seed=seed) for one, seed in pairs])
 
 
 def corner(images: Any) -> torch.Tensor:

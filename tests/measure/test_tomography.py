@@ -13,7 +13,6 @@ from taskuq.measure._tomography import (
     ParallelBeamCT,
     PhotonNoise,
     Radon,
-    SimulatedCTScanner,
     SinogramBatch,
     TomographyConfig,
     _nested_views,
@@ -182,20 +181,6 @@ def test_stacked_cases_equal_single_cases():
         filtered_back_projection(scans[0]),
         atol=1e-5,
     )
-
-
-@pytest.mark.parametrize("photons", [0.0, 100.0])
-def test_scan_by_rounds_is_the_scan_at_once(photons):
-    scanner = ParallelBeamCT(16, 32, (8, 4, 2), PhotonNoise(photons), seed=0)
-    patient = SimulatedCTScanner(disc(16), scanner)
-    pieces = [patient.measure(k) for k in range(4)]
-    taken = np.concatenate([piece["views"] for piece in pieces])
-    assert sorted(taken) == list(range(32))
-    for rounds, rate in enumerate((8, 4, 2, 1), start=1):
-        joined, whole = patient.combine(pieces[:rounds]), scanner(disc(16), rate)
-        assert torch.equal(joined.projections, whole.projections)
-        assert (joined.angles, joined.acceleration) == (whole.angles, whole.acceleration)
-        assert joined.variance == pytest.approx(whole.variance)
 
 
 def test_counts_have_the_stated_variance():

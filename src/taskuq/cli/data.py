@@ -9,7 +9,6 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from taskuq._io import image_format
 from taskuq.cli import app
 from taskuq.errors import InputError, MachineError
 from taskuq.interval import BoolArray
@@ -275,7 +274,6 @@ def _show_masks(
     from taskuq.report.figures import draw_all
     from taskuq.report.figures._imaging import masks_figure
 
-    image_format(figure)
     draw_all(masks_figure(masks, rates, lines=lines or "lines"), [figure])
     for mask, R in zip(masks, rates, strict=True):
         what = lines or f"lines, centre of {acs_width(mask)}"

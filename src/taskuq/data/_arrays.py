@@ -77,7 +77,7 @@ class ArrayDataset:
         scale = float(self.scales[index])
         image = torch.as_tensor(self.images[index])
         image = image / scale if image.is_complex() else image.to(torch.float32) / scale
-        label, group, case = (one[index] for one in (self.labels, self.groups, self.cases))
+        label, group, case = self.labels[index], self.groups[index], self.cases[index]
         return Case(image, int(label), str(group), str(case), scale)
 
 
@@ -103,7 +103,7 @@ def read_npz(
         arrays = {name: file[name] for name in names if name in file}
     needed = {"images", "label"} if group == "image" else {"images", "label", "group"}
     if missing := needed - set(arrays):
-        text = f"{path} has no {', '.join(sorted(missing))}; see read_npz"
+        text = f"{path} has no array {', '.join(sorted(missing))}; add it"
         raise InputError(text, code="table.column")
     groups = arrays["group"] if group is None else group
     return ArrayDataset(

@@ -87,7 +87,10 @@ def _load(source: str | None) -> _Anatomy:
             return _Anatomy(**{name: file[name] for name in _VOLUMES})
     volumes = {name: _nilearn_volume(short) for name, short in _TEMPLATES.items()}
     brain = volumes["t1"] > 0
-    depth, outer = _distance(_closed(brain)), _distance(_convex_slices(brain))
+    # A morphological closing of 12 mm.
+    grown = ndimage.distance_transform_edt(~np.pad(brain, 14)) <= 12.0
+    closed = (ndimage.distance_transform_edt(grown) > 12.0)[14:-14, 14:-14, 14:-14]
+    depth, outer = _distance(closed), _distance(_convex_slices(brain))
     anatomy = _Anatomy(**volumes, depth=depth, outer=outer)
     # A cache saves two seconds; continue if the home cannot be written.
     with suppress(MachineError):
@@ -107,13 +110,6 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
 
     image: Any = nibabel.load(file)
     return np.asarray(image.dataobj, dtype=np.uint8)
-
-
-def _closed(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    padded = np.pad(brain, 14)
-    grown = ndimage.distance_transform_edt(~padded) <= 12.0
-    closed = ndimage.distance_transform_edt(grown) > 12.0
-    return np.asarray(closed[14:-14, 14:-14, 14:-14])
 
 
 def _convex_slices(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -209,8 +205,6 @@ Axes = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class LesionDistribution:
-    """Frequency, size and visibility of synthetic lesions."""
-
     patients: float = 0.62
     mass: float = 0.6
     mass_radius: tuple[float, float] = (6.0, 22.0)
@@ -228,7 +222,6 @@ def _draw_lesions(
     tissue: FloatArray,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the fractions of lesion signal and of lesion tissue in each pixel."""
     shown = np.zeros(white.shape, dtype=np.float32)
     share = np.zeros(white.shape, dtype=np.float32)
     # Drawn first, so that the fraction of patients does not change other numbers.
@@ -291,8 +284,6 @@ _CENTER = np.array([98.0, 116.0, 88.0])
 
 @dataclass(frozen=True)
 class PatientDistribution:
-    """Distribution of synthetic patients."""
-
     size: int = 128
     slices: int = 8
     spacing: float = 6.0

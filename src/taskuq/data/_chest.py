@@ -152,7 +152,6 @@ class _Canvas:
         self, centre: tuple[float, float], axes: tuple[float, float], *, wobble: float = 0.0,
         turn: float = 0.0,
     ) -> NDArray[np.bool_]:  # fmt: skip
-        """Return the points inside an ellipse with a perturbed edge."""
         reach, points = max(axes) * (1 + 4 * wobble), len(self.x)
         ends = [np.array([at - reach, at + reach + 4 / points]) for at in centre]
         columns, rows = (

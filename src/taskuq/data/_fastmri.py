@@ -161,7 +161,7 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
-    """Return prepared slices, unreadable volumes with reasons, and the reason for raw reading."""
+    """Return prepared slices, why volumes are unreadable, and why raw k-space is read."""
     if cache is None:
         return {}, {}, "no cache is named"
     prepared, missing = {}, {}
@@ -295,7 +295,7 @@ Grouping = Literal["patient", "volume"]
 class FastMRIDataset:
     """Slices of fastMRI volumes; a group is a patient or a volume.
 
-    Volumes of patients in ``without`` and unreadable ones are left out; ``notes`` names them.
+    Volumes of patients in ``without`` and unreadable volumes are left out, as ``notes`` reports.
     """
 
     def __init__(
@@ -563,7 +563,7 @@ def _survey_file(
 
 
 def _warn(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
-    """Print notes, once for all processes of a training run, and why raw files are read."""
+    """Print notes, and the reason for reading raw files, once for all processes of a run."""
     if any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
     notes = [f"{folder}: {note}\n" for note in data.notes]

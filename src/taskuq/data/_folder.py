@@ -25,7 +25,6 @@ FloatArray = NDArray[np.float32]
 
 
 def _count_frames(path: Path) -> int:
-    """Count the frames of a file, or of a folder with a DICOM series, without reading them."""
     return int(_read(path, None))
 
 

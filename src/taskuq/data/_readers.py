@@ -110,7 +110,7 @@ class DataConfig(ABC):
         return {}
 
     def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
-        """Describe the data by group; readers of files describe it by file."""
+        """Summarise the data by group; file readers summarise it by file."""
         cases, rows = self.open(), []
         labels, groups = cases.labels, cases.groups
         for group in dict.fromkeys(groups.tolist()):
@@ -228,24 +228,23 @@ def plot_contact_sheet(
     dataset: Dataset,
     path: Path | str,
     *,
-    indices: Sequence[int] | None = None,
-    columns: int = 8,
+    indices: Sequence[int],
     outline: Callable[[int], BoolArray] | None = None,
 ) -> Path:
     from matplotlib.figure import Figure
 
     from taskuq.measure._coils import magnitude
 
-    chosen = list(range(min(48, len(dataset))) if indices is None else indices)
-    if not chosen:
+    if not indices:
         raise InputError("no cases are chosen; pass at least one", code="value.invalid")
-    rows, items = -(-len(chosen) // columns), [dataset[index] for index in chosen]
+    columns, items = 8, [dataset[index] for index in indices]
+    rows = -(-len(items) // columns)
     images = [magnitude(item.image).numpy() for item in items]
     top = 1.25 * float(np.quantile(np.concatenate([image.ravel() for image in images]), 0.995))
     figure = Figure(figsize=(1.6 * columns, 1.78 * rows), facecolor="black", layout="constrained")
     hidden = {"frame_on": False, "xticks": (), "yticks": ()}
     axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=hidden).ravel()
-    for ax, index, item, image in zip(axes, chosen, items, images, strict=False):
+    for ax, index, item, image in zip(axes, indices, items, images, strict=False):
         ax.imshow(image, cmap="gray", vmin=0, vmax=top or 1)
         colour = "#ffd166" if item.label else "w"
         ax.set_title(f"{item.case}: {item.label}", fontsize=5, pad=1, color=colour)

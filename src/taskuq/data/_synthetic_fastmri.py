@@ -122,7 +122,7 @@ def make_fastmri(
 ) -> None:
     """Write synthetic volumes in the folder layout of docs/how-to/fastmri.md."""
     if min(*training, *validation) < 1:
-        text = f"there are {training} and {validation}; pass at least 1 of each"
+        text = f"volumes and slices are {training} and {validation}; pass at least 1 of each"
         raise InputError(text, code="value.invalid")
     layout = layout or FastMRILayout()
     val = folder / "knee_multicoil_val"

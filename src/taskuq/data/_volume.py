@@ -232,7 +232,7 @@ class _Header:
 
 @contextmanager
 def _opened(path: Path, trouble: str) -> Iterator[Any]:
-    """Open an HDF5 file; on failure, the error message begins with the problem."""
+    """Open an HDF5 file; an error names the file and ``trouble``."""
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -286,7 +286,7 @@ class FastMRIPreprocessing:
 
     @property
     def first_mask(self) -> NDArray[np.bool_]:
-        """Lines of the first round: the published mask if it fits, else GRO."""
+        """Lines of the first round: the published mask if it fits, else a GRO mask."""
         if self.size == 320 and self.first_acceleration == 16:
             return np.asarray(published_masks((16,))[0])
         density = max(1.0, 15 / 16 * self.first_acceleration)

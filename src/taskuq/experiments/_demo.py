@@ -74,7 +74,6 @@ def _scan_slice(
     data: Dataset, index: int, policy: Policy, networks: _DemoNetworks, masks: BoolArray,
     settings: DemoSettings, log: Log,
 ) -> _Scanned:  # fmt: skip
-    """Scan a slice; return the scan and the explorer's arrays, with all remaining rounds."""
     item = data[index]
     rates = tuple(float(R) for R in policy.accelerations)
     samples: list[Tensor] = []
@@ -121,7 +120,7 @@ def _numbers(values: Any) -> FloatArray:
 def _sentence(case: str, R: float, lower: Any, upper: Any, stop: bool) -> str:
     ends = f"[{float(lower):.3f}, {float(upper):.3f}]"
     if R == 1:
-        return f"{case}: all measured, the answer is {float(upper):.3f}"
+        return f"{case}, R = 1: everything is measured, the output is {float(upper):.3f}"
     return f"{case}, R = {R:g}: {ends}, {'stop' if stop else 'measure more'}"
 
 
@@ -222,7 +221,6 @@ def _judge(
     log: Log,
     quiet: bool,
 ) -> None:
-    """Evaluate the policy, then the paper's claims; write each record when it is complete."""
     goal, measured = Goal(max_width=MAX_WIDTH), MaskConfig()
     plans = [PolicySpec("fixed-width", ALPHA, goal)]
     plans += [PolicySpec("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]

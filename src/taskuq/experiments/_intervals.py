@@ -190,7 +190,6 @@ def _count_table(
 
 
 def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
-    """Return, for each score, the length with the fewest samples over that with the most."""
     ratio = {}
     for score in dict.fromkeys(r.score for r in whole):
         mine = sorted((r for r in whole if r.score == score), key=lambda r: r.samples)
@@ -389,7 +388,7 @@ def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dic
     theory = (
         f" The exact law has mean {law.mean:.3g} and standard deviation {law.sd:.3g}."
         if not unit.is_group
-        else " No exact law is known for these; whole groups are those with every case covered."
+        else " No exact law is known by group; a whole group is covered if each of its cases is."
     )
     return {
         "name": f"by-{unit.counted}",

@@ -38,7 +38,7 @@ SCHEMA = "taskuq.order/1"
 class MaskLearningConfig(ImagingConfig):
     """Settings of taskuq masks --learn."""
 
-    cases: Count = 200  #: Number of training cases, evenly spaced.
+    cases: Count = 200  #: Number of training cases, evenly spaced in the data set.
     #: Number of lines measured before any line is chosen; default: half of the first round.
     initial_lines: Count | None = None
     lines_per_step: Count = 4  #: Number of lines to choose before new samples are drawn.

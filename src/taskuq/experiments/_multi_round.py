@@ -238,7 +238,6 @@ def _acceleration_width_curve(
 
 
 def _possible(found: Simulated, unit: Unit, account: FindingWriter) -> Simulated:
-    """Return the settings with a feasible error rate; add a reason for each of the others."""
     n = _first(found).n_calibration
     left_out = dict.fromkeys(f"{alpha:g}" for alpha, _ in found if n < min_calibration_size(alpha))
     if left_out:
@@ -349,7 +348,6 @@ def _draws(table: TaskOutputs, count: int, settings: ClaimSettings) -> Iterator[
 def _families(
     table: TaskOutputs, name: str, alpha: float
 ) -> list[tuple[IntervalFamily, FloatArray]]:
-    """Return the nested intervals of all cases in each round, and the scores of the targets."""
     score = resolve_score(name, alpha)
     families = [interval_family(score, np.asarray(outputs)) for outputs in table.outputs]
     return [(family, family.score(table.targets_at(k))) for k, family in enumerate(families)]

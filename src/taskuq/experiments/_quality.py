@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq._config import Count, Seed, to_toml_table, toml_text
@@ -30,6 +29,7 @@ from taskuq._seeds import mix_seeds
 from taskuq.data._dataset import Dataset
 from taskuq.data._readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError, MachineError, first_line
+from taskuq.interval import FloatArray
 from taskuq.measure._coils import rss, ssim
 from taskuq.measure._mri import MaskConfig, MultiCoilMRI
 from taskuq.pipeline._engines import Engine, LocalEngine
@@ -44,11 +44,8 @@ from taskuq.task._backbone import VGG16, load_vgg
 from taskuq.task._quality import perceptual_distance, perceptual_network
 from taskuq.training._weights import referenced_files
 
-FloatArray = NDArray[np.float64]
-
 
 def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
-    """Return the peak signal-to-noise ratio of a volume in decibels; infinite for equal volumes."""
     x, y = truth.double(), recovered.double()
     error = (x - y).square().mean()
     return float(10 * torch.log10(x.max() ** 2 / error))

@@ -1,4 +1,4 @@
-"""Rehearsal of the commands of a guide, with a few steps each."""
+"""Rehearsal of the commands of the fastMRI how-to page, with a few steps each."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Rehearsal:
         return {**found, "status": "passed", "peak_gpu_bytes": gpu, "cost": cost}
 
     def _clear(self, command: _Command) -> None:
-        """Remove the outputs of an earlier attempt; shared folders before their first command."""
+        """Remove an earlier attempt's outputs; shared folders only before their first command."""
         for made in command.makes:
             others = [m for other in self.recipe if other != command for m in other.makes]
             first = next(other for other in self.recipe if made in other.makes)
@@ -293,7 +293,7 @@ class Rehearsal:
 
 
 def _usable(folder: Path, source: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the usable volumes, those with a tear first, with their slices."""
+    """Yield usable volumes and their numbers of slices, volumes with a tear first."""
     from taskuq.data._volume import open_volume, read_annotations, read_file_list
 
     listed = read_file_list(source / TABLES[1])

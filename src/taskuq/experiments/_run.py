@@ -109,7 +109,6 @@ class _Run:
 
 
 def read_run(path: Path) -> RunConfig:
-    """Read the configuration of a run from TOML."""
     config: RunConfig = read_config(RunConfig, path)
     return config
 
@@ -150,8 +149,8 @@ def _refuse_own_order(run: _Run) -> None:
         raise InputError(f"{text}nothing is guaranteed; run on other patients", code="data.leak")
 
 
-def estimate_run_cost(run: _Run, probes: int = 3) -> str:
-    """Run a few cases, and return a sentence about the time, disk and memory of all."""
+def estimate_run_cost(run: _Run) -> str:
+    """Run a few cases; return a sentence with estimated time, disk and memory of all cases."""
     cases = as_cases(run.images)
     config, pipeline = run.config, run.pipeline
     executor = CaseExecutor(
@@ -159,7 +158,7 @@ def estimate_run_cost(run: _Run, probes: int = 3) -> str:
         config.measure.accelerations, config.samples, device=pipeline.device,
     )  # fmt: skip
     times, numbers = [], 0
-    for index in np.linspace(0, len(cases) - 1, min(probes, len(cases))).astype(int):
+    for index in np.linspace(0, len(cases) - 1, min(3, len(cases))).astype(int):
         start = time.perf_counter()
         (found,) = executor.run([executor.place(cases.image(int(index)))], [cases.case[index]])
         times.append(time.perf_counter() - start)

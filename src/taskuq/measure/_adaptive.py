@@ -27,7 +27,7 @@ TIES = 1e-9
 
 
 class LineCovariance(ABC):
-    """Covariance of lines and objective over posterior samples."""
+    """Covariance, over posterior samples, of the lines and the objective."""
 
     @abstractmethod
     def _given(self, lines: Sequence[int]) -> _GramPosterior | _ScalarPosterior: ...
@@ -43,7 +43,7 @@ class LineCovariance(ABC):
     def greedy(
         self, count: int, measured: BoolArray, known: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Choose new lines in turn, each with the largest variance reduction given the others."""
+        """Choose new lines in turn, each reducing the variance most given earlier lines."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             text = f"count is {count}, and {free.sum()} lines are left"
@@ -65,8 +65,6 @@ class LineCovariance(ABC):
 
 @dataclass(frozen=True, eq=False)
 class _GramCovariance(LineCovariance):
-    """Gram matrices of the samples in each line, and of the objective."""
-
     grams: FloatArray  # (case, line, sample, sample)
     aims: FloatArray  # (case, sample, sample)
     noise: FloatArray  # (case,)
@@ -91,7 +89,6 @@ class _GramPosterior:
         self.precision = np.eye(samples) + covariance.information(lines).sum(axis=1)
 
     def best(self, free: BoolArray) -> tuple[int, float]:
-        """Return the free line with the largest expected reduction, and that reduction."""
         of, inverse = self.of, np.linalg.inv(self.precision)
         slope = inverse @ of.aims @ inverse
         bounds = np.einsum("clij,cji,c->l", of.grams, slope, 1 / of.noise) / len(of.noise)
@@ -136,8 +133,6 @@ class _ScalarCovariance(LineCovariance):
 
 
 class _ScalarPosterior:
-    """Covariance given some lines, updated by rank-1 downdates."""
-
     def __init__(self, covariance: _ScalarCovariance, lines: Sequence[int]) -> None:
         cases, _, samples = covariance.values.shape
         self.outputs, self.noise = covariance.outputs, covariance.noise[:, None]
@@ -341,7 +336,6 @@ class AdaptiveLines:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the rule."""
         masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
         chosen = [self.objective, self.regularisation, self.selection_samples]
         content = [*chosen, list(masks.shape), masks.tobytes().hex()]
@@ -363,7 +357,6 @@ class AdaptiveLines:
         return self.measure_lines(image, acceleration, np.ones(self.system.n_lines, dtype=bool))
 
     def initial_lines(self) -> BoolArray:
-        """Return the lines of the first round."""
         return np.array(self.masks[0], dtype=bool)
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:

@@ -35,7 +35,7 @@ def magnitude(image: Tensor) -> Tensor:
 def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
     """Return the orthonormal matrix (..., coil, virtual coil) that retains the most energy."""
     if coil_images.ndim < 3 or not 1 <= coils <= coil_images.shape[-3]:
-        raise InputError(f"coils is {coils}; pass 1 to the images' number", code="value.invalid")
+        raise InputError(f"coils is {coils}; pass 1 to the number of images", code="value.invalid")
     # The Gram matrix has the same V and is as small as the number of coils. In double precision
     # squaring the singular values loses nothing that single precision had.
     X = coil_images.flatten(-2).to(torch.complex128)

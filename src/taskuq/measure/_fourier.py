@@ -32,7 +32,7 @@ def ifft2c(kspace: Tensor) -> Tensor:
 
 def require_seed(noise: float, seed: int | None) -> None:
     if noise < 0 or (noise > 0 and seed is None):
-        text = f"noise is {noise} and seed {seed}; pass both, of at least 0"
+        text = f"noise is {noise} and seed {seed}; pass noise >= 0, and a seed for noise"
         raise InputError(text, code="value.invalid")
 
 

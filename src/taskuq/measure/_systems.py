@@ -58,11 +58,9 @@ class CallableMeasure:
 
     @property
     def accelerations(self) -> tuple[float, ...]:
-        """R of each round, decreasing."""
         return tuple(self.systems)
 
     def __call__(self, image: Any, acceleration: float) -> Any:
-        """Measure one image with the callable of one acceleration."""
         from taskuq.measure._fourier import round_at  # torch
 
         return self.systems[self.accelerations[round_at(acceleration, self.accelerations)]](image)

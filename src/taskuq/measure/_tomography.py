@@ -164,8 +164,6 @@ def _physics(radon: DeepinvRadon, device: torch.device) -> Any:
 
 
 Window = Literal["ram-lak", "hann"]
-# New views of a round, and their line integrals (view, detector).
-Views = dict[str, NDArray[np.generic]]
 
 # Landweber steps after which about a tenth of the gap to the measured views is left.
 STEPS = 3
@@ -447,32 +445,6 @@ class ParallelBeamCT:
         return projections.transpose(0, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class SimulatedCTScanner:
-    image: Tensor
-    scanner: ParallelBeamCT
-
-    def measure(self, round: int) -> Views:
-        """Measure the views that a round adds; return their indices and line integrals."""
-        rates = [*self.scanner.accelerations, 1.0]
-        if not 0 <= round < len(rates):
-            raise InputError(f"round is {round}; pass 0 to {len(rates) - 1}", code="value.invalid")
-        views = self.scanner.views_at(rates[round])
-        before = self.scanner.views_at(rates[round - 1]) if round else views[:0]
-        scan = self.scanner(self.image, rates[round])
-        new = ~np.isin(views, before)
-        return {"views": views[new], "projections": scan.projections[torch.as_tensor(new)].numpy()}
-
-    def combine(self, pieces: Sequence[Views]) -> Sinogram:
-        views = np.concatenate([np.asarray(piece["views"], dtype=np.int64) for piece in pieces])
-        order = np.argsort(views)
-        projections = torch.as_tensor(np.concatenate([p["projections"] for p in pieces])[order])
-        size, rates = self.scanner.size, [*self.scanner.accelerations, 1.0]
-        variance = float(self.scanner.counts.variance(projections, size).mean())
-        angles = view_angles(views[order], self.scanner.views)
-        return Sinogram(projections, angles, size, float(rates[len(pieces) - 1]), variance)
-
-
 def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
     return tuple((np.asarray(views) * (np.pi / total)).tolist())
 
@@ -487,7 +459,7 @@ class TomographyConfig:
     photons: NonNegative = 0.0  #: Photons per detector bin without an object; 0 for no noise.
     attenuation: Positive = 6.0  #: Line integral along one full row of an image of ones.
     operator: str = "taskuq"  #: Implementation of the projector: taskuq or deepinv.
-    path: Path | None = None  #: Order of views written by taskuq masks.
+    path: Path | None = None  #: File with an order of views, written by taskuq masks.
     terminology = Terminology(
         case="slice", group="scan", estimate="back-projected", measurement="view",
         reference="all views",

@@ -77,7 +77,7 @@ class WorkItems(Protocol):
 
 
 class Engine(Protocol):
-    """Base class of engines that execute work items."""
+    """Protocol of engines that execute work items."""
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> Engine:
@@ -362,7 +362,6 @@ class _JobTimeout(BaseException):
 
 
 def _run_share(work: WorkItems, todo: list[int]) -> Exception | None:
-    """Run the items of a job that were not finished before it was requeued."""
     from submitit.core.job_environment import JobEnvironment
 
     number = JobEnvironment._usr_sig()

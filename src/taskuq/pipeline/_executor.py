@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,7 +108,7 @@ class Executor:
     def sample_batch(
         self, measurements: list[Any], cases: Sequence[str], acceleration: float, samples: int
     ) -> Any:
-        """Return the samples (sample, ...) of each case; repeat the last case to fill the batch."""
+        """Return samples (case * sample, ...); the last case repeats to fill the batch."""
         if len(measurements) == 1:
             return self.sample(measurements[0], cases[0], acceleration, samples)
         assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
@@ -256,7 +257,7 @@ class CaseExecutor:
             found.append(self._case(name, targets[k], outputs[k], np.stack(each) if each else None))
         return found
 
-    @property
+    @cached_property
     def _compares(self) -> bool:
         return isinstance(self.executor.task, FullReferenceTask)
 

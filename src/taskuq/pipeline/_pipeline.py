@@ -200,7 +200,7 @@ class Pipeline:
 
         Args:
             images: A data set, an array (case, ...), or a sequence of images.
-            accelerations: Acceleration of each round, decreasing; or a mapping from names.
+            accelerations: Acceleration of each round, decreasing, or a mapping from round names.
             costs: Instead of accelerations, the total cost of each round, increasing; :math:`h` is
                 called with ``full_cost / cost``.
             full_cost: Cost of a full measurement.
@@ -230,7 +230,7 @@ class Pipeline:
             progress: Show a progress bar.
 
         Raises:
-            InputError: If images, rounds or ids do not fit, or the store is of another run.
+            InputError: If images, rounds or ids do not match, or the store holds another run.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}", code="value.invalid")
@@ -292,7 +292,6 @@ class _TableRun:
     quiet: bool
 
     def only_writer(self) -> AbstractContextManager[None]:
-        """Refuse a second simultaneous run in the same folder."""
         if self.folder.exists() and not self.folder.is_dir():
             raise MachineError(f"{self.folder} is a file, not a table; use another name")
         return file_lock(self.folder / LOCK, what=str(self.folder))
@@ -355,7 +354,6 @@ class _TableRun:
         executor: CaseExecutor,
         threads: int | None,
     ) -> TableHeader:
-        """Return the header of the table; the first cases set the number of samples and tasks."""
         if (self.folder / HEADER).exists():
             stored = read_header(self.folder)
             samples, tasks, lines = stored.samples, len(stored.task_names), stored.lines

@@ -50,7 +50,7 @@ class _RandomMasks:
                 text = f"{name} must be increasing, got {low:g} and {high:g}"
                 raise InputError(text, code="value.invalid")
         if not self.patterns or set(self.patterns) - set(PATTERNS):
-            text = f"patterns must be of {PATTERNS}, got {self.patterns}"
+            text = f"patterns must be from {PATTERNS}, got {self.patterns}"
             raise InputError(text, code="choice.unknown")
 
     def __call__(self, cases: int, width: int, generator: torch.Generator) -> Tensor:
@@ -88,8 +88,6 @@ class _RandomMasks:
 
 @dataclass(frozen=True, eq=False)
 class MaskedDataset:
-    """Training data set with a mask per case and epoch."""
-
     source: Dataset
     masks: NDArray[np.bool_]
     seed: Seed | None

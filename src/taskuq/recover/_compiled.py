@@ -64,7 +64,6 @@ def _weight(weight: Tensor, dtype: torch.dtype) -> nn.Parameter:
 
 
 def half_convolutions(network: nn.Module, dtype: torch.dtype) -> None:
-    """Convert convolutions to another precision, channels last."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             module.weight = _weight(module.weight, dtype)
@@ -73,7 +72,6 @@ def half_convolutions(network: nn.Module, dtype: torch.dtype) -> None:
 
 
 def half_varnet(net: VarNet, dtype: torch.dtype) -> VarNet:
-    """Copy a variational network with U-Nets in lower precision."""
     quick = deepcopy(net).requires_grad_(False).eval()
     for part in quick.modules() if dtype != torch.float32 else ():
         if isinstance(part, NormUnet):
@@ -99,7 +97,7 @@ def compile_region(function: Callable[..., Any]) -> Callable[..., Any]:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(cache) / "taskuq" / "compiled"))
     if not has_triton():
-        logger.warning("no Triton: %s is not compiled", function.__qualname__)
+        logger.warning("Triton is missing; %s runs uncompiled", function.__qualname__)
         return function
     compiled: Callable[..., Any] | None = compile_on_first_call(function)
 
@@ -114,7 +112,7 @@ def compile_region(function: Callable[..., Any]) -> Callable[..., Any]:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
-            logger.warning("%s is not compiled: %.200s", function.__qualname__, error)
+            logger.warning("%s runs uncompiled: %.200s", function.__qualname__, error)
             compiled = None
             return function(*arguments)
 
@@ -122,7 +120,7 @@ def compile_region(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compile_methods(network: nn.Module, *methods: Callable[..., Any]) -> None:
-    """Compile methods of a network's modules; modules of a kind share the compiled code."""
+    """Compile methods of a network's modules; modules of one class share the compiled code."""
     for method in methods:
         owner, _, name = method.__qualname__.rpartition(".")
         for module in network.modules():
@@ -228,8 +226,6 @@ class _FunctionModule(nn.Module):
 
 
 class CompiledStep:
-    """Training function compiled for one batch size."""
-
     def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> None:
         self.plain, self.compiled = plain, compiled
         self._shapes: list[torch.Size] | None = None

@@ -68,7 +68,7 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class VarNetEstimate(NamedTuple):
-    """Estimates of a batch with their condition channels."""
+    """Point estimates of a batch, with everything that conditions the samples."""
 
     image: Tensor
     first: Tensor
@@ -96,7 +96,7 @@ class VarNetEstimate(NamedTuple):
         return rss(self.coil_images(torch.complex(*residuals.unbind(2))))
 
     def coil_images(self, errors: Tensor) -> Tensor:
-        """Return data-consistent images (case, sample, coil, height, width) of complex errors."""
+        """Return data-consistent images (case, sample, coil, height, width) from sampled errors."""
         images = self.image[:, None] + errors * (self.phase * self.scale.view(-1, 1, 1))[:, None]
         return data_consistency_1d(
             self.maps[:, None] * images[:, :, None],
@@ -112,7 +112,7 @@ class VarNetEstimate(NamedTuple):
 
 
 def noise_scale_of(mask: Tensor) -> float:
-    r"""Return the noise scale of latents, :math:`\min((1 - m)^{-1/2}, \sqrt 2)`."""
+    r"""Return :math:`\min((1 - m)^{-1/2}, \sqrt 2)` for the sampled fraction :math:`m`."""
     unmeasured = 1 - mask.float().mean().item()
     return min(unmeasured**-0.5, MAX_NOISE_SCALE) if unmeasured else 1.0
 
@@ -149,8 +149,6 @@ def _smooth_phase(image: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class EstimateDataset:
-    """Training pairs (condition, residual)."""
-
     cases: MaskedDataset
     inputs: Tensor
     errors: Tensor
@@ -207,10 +205,10 @@ class CrossFitConfig:
     """Point-estimate network and its cross-fitting."""
 
     weights: Path | None = None  #: Trained network; by default, one is trained first.
-    folds: Natural = 0  #: Cross-fitting folds; 0 if weights were trained on other patients.
+    folds: Natural = 0  #: Cross-fitting folds; 0 for weights trained on other patients.
     network: Any = None  #: Size of the point-estimate networks, which are trained first.
-    training: TrainingConfig = PAPER  #: Optimiser and schedule of these networks.
-    init_from: Path | None = None  #: Initial weights of these networks.
+    training: TrainingConfig = PAPER  #: Training of the point-estimate networks.
+    init_from: Path | None = None  #: Initial weights of the point-estimate networks.
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -227,30 +225,24 @@ class CrossFitConfig:
         if self.folds:
             networks = 1 + assign_folds(groups, self.folds, seed=seed)
         same = {name: getattr(self, name) for name in ("network", "training", "init_from")}
-        paths = self._train(cases, networks, replace(settings, **same), folder, **options)
-        datasets = CrossFitDataset(cases[0], networks), CrossFitDataset(cases[1], validation)
-        return *datasets, paths
+        settings = replace(settings, **same)
 
-    def _train(
-        self,
-        cases: Sequence[Any],
-        networks: NDArray[np.int64],
-        settings: Any,
-        folder: Path,
-        **options: Any,
-    ) -> list[Path]:
         def run(name: str, how: Any, part: Any) -> Path:
             return train(how, folder / name, cases=(part, cases[1]), **options)
 
-        paths = [locate(self.weights) if self.weights else run("estimate", settings, cases[0])]
-        if self.folds:
+        if not (paths := self._reused(settings)):
+            paths = [locate(self.weights) if self.weights else run("estimate", settings, cases[0])]
             # As many steps as the network of all groups takes: its errors are to be like theirs.
-            epochs = round(self.training.epochs * self.folds / (self.folds - 1))
-            longer = replace(settings, training=replace(self.training, epochs=epochs))
+            epochs = round(self.training.epochs * self.folds / max(1, self.folds - 1))
             for fold in range(self.folds):
+                longer = replace(settings, training=replace(self.training, epochs=epochs))
                 source = Subset.where(cases[0].source, networks != 1 + fold)
                 paths.append(run(self._fold(fold), longer, replace(cases[0], source=source)))
-        return paths
+        datasets = CrossFitDataset(cases[0], networks), CrossFitDataset(cases[1], validation)
+        return *datasets, paths
+
+    def _reused(self, settings: Any) -> list[Path]:
+        return []
 
     def _fold(self, fold: int) -> str:
         return f"fold-{fold + 1}-of-{self.folds}"
@@ -263,26 +255,15 @@ class EstimateConfig(CrossFitConfig):
     weights: Path | None = None  #: Trained VarNet; by default, one is trained first.
     #: Size of the point-estimate networks, which are trained first.
     network: VarNetConfig = field(default_factory=VarNetConfig)
-    #: Folder of an earlier training run with point-estimate networks to reuse.
+    #: Folder of an earlier training run whose point-estimate networks are reused.
     reuse_from: Path | None = None
     #: Data range of SSIM: maximum of the volume or of the slice.
     data_range: Literal["volume", "slice"] = "volume"
 
-    def _train(
-        self,
-        cases: Sequence[Any],
-        networks: NDArray[np.int64],
-        settings: Any,
-        folder: Path,
-        **options: Any,
-    ) -> list[Path]:
-        if self.reuse_from is not None:
-            return self._stored(self.reuse_from, settings)
-        settings = replace(settings, data_range=self.data_range)
-        return super()._train(cases, networks, settings, folder, **options)
-
-    def _stored(self, folder: Path, settings: VarNetTraining) -> list[Path]:
+    def _reused(self, settings: VarNetTraining) -> list[Path]:
         """Return the estimators of another training run; data and folds must be the same."""
+        if (folder := self.reuse_from) is None:
+            return []
         path = folder / "config.toml"
         if not path.exists():
             text = f"estimate.reuse_from {folder} has no {path.name}; train its estimators first"
@@ -310,7 +291,7 @@ def estimate_weights(folder: Path) -> Path:
 
 
 def load_estimator(weights: Path, named: Path | None, kind: type[N]) -> N:
-    """Load the point-estimate network of a sampler: the named one, or that of its training."""
+    """Load the point-estimate network of a sampler; default: the one used in its training."""
     card = read_toml(weights.with_suffix(".toml")).get("estimate") or {}
     if isinstance(card, dict):  # of a sampler, whose training holds it
         trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
@@ -334,8 +315,6 @@ def assign_folds(groups: NDArray[np.str_], folds: int, *, seed: int) -> NDArray[
 
 @dataclass(frozen=True, eq=False)
 class CrossFitDataset:
-    """Cases with the index of their out-of-fold network."""
-
     cases: MaskedDataset
     networks: NDArray[np.int64]
 

@@ -57,8 +57,6 @@ class _UnrolledConfig:
 
 
 class _UnrolledNet(nn.Module):
-    """Unrolled network that alternates Landweber steps towards the measured views with U-Nets."""
-
     def __init__(self, config: _UnrolledConfig | None = None) -> None:
         super().__init__()
         self.config = c = config or _UnrolledConfig()
@@ -131,7 +129,7 @@ class _CTTraining:
 
     @cached_property
     def _views(self) -> tuple[Tensor, tuple[float, ...]]:
-        """Return the masks of the rounds and the angles of their columns."""
+        """Return the masks (round, view) and the angle of each view."""
         masks = self.measure.masks(0)
         # Rounds are nested: without random views no others are used.
         every = self.random_views_fraction > 0
@@ -315,7 +313,7 @@ class CTSamplerMethod:
 
     weights: Path | None = None  #: Trained CT sampler, a file or a bundled name.
     estimate: Path | None = None  #: Unrolled-network weights; default: those used in training.
-    precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
+    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" is bfloat16 on a GPU.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("ct-sampler", self.weights)
@@ -331,7 +329,7 @@ class _CTEstimateConfig(CrossFitConfig):
     weights: Path | None = None  #: Trained unrolled network; by default, one is trained first.
     #: Size of the point-estimate networks, which are trained first.
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
-    training: TrainingConfig = UNROLLED_TRAINING  #: Optimiser and schedule of these networks.
+    training: TrainingConfig = UNROLLED_TRAINING  #: Training of the point-estimate networks.
 
 
 @dataclass(frozen=True)

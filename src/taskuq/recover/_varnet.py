@@ -19,8 +19,6 @@ EPS = 1e-5
 
 
 class _ConvBlock(nn.Module):
-    """Two convolutions with instance normalisation."""
-
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.Sequential(*layers)
@@ -31,7 +29,6 @@ class _ConvBlock(nn.Module):
 
 
 def _conv_block(inputs: int, outputs: int) -> _ConvBlock:
-    """Apply two 3×3 convolutions, each with instance normalisation and a leaky ReLU."""
     first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
     # The positions 0 and 4 give the parameter names of the public fastMRI weights.
@@ -39,8 +36,6 @@ def _conv_block(inputs: int, outputs: int) -> _ConvBlock:
 
 
 class InstanceNorm(nn.Module):
-    """Normalisation of each channel of an image to mean 0 and variance 1."""
-
     eps: Tensor | None = None  # of rescaled convolutions, see `half_unet`
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,10 +124,6 @@ class VarNetConfig:
     sensitivity_pools: Depth = 4  #: Number of times the sensitivity U-Net halves the image.
 
 
-def pad_amount(size: int, pools: int) -> int:
-    return max(-size % 16, (2 << pools) - size)
-
-
 class NormUnet(nn.Module):
     """U-Net for complex images, normalised for scale and offset."""
 
@@ -151,7 +142,8 @@ class NormUnet(nn.Module):
         std, mean = torch.std_mean(x, dim=(-2, -1), keepdim=True)
         std = std.clamp_min(torch.finfo(std.dtype).tiny)
         height, width = x.shape[-2:]
-        rows, columns = (pad_amount(size, self.unet.pools) for size in (height, width))
+        least = 2 << self.unet.pools
+        rows, columns = (max(-size % 16, least - size) for size in (height, width))
         top, left = rows // 2, columns // 2
         padded = F.pad((x - mean) / std, (left, columns - left, top, rows - top))
         y = self.unet(padded)[..., top : top + height, left : left + width]

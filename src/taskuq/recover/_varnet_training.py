@@ -85,7 +85,7 @@ class VarNetMethod:
     """Settings of [recover] for a variational network."""
 
     weights: Path | None = None  #: Trained VarNet, a file or a bundled name.
-    precision: Literal["auto", "float32"] = "auto"  #: "auto" uses float16 convolutions on a GPU.
+    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" uses float16 on a GPU.
 
     def open(self, device: torch.device | str) -> VarNetRecovery:
         dtype = torch.float32 if self.precision == "float32" else torch.float16
@@ -155,7 +155,7 @@ def load_public_varnet(path: Path | str) -> VarNet:
     try:
         missing = net.load_state_dict(state, strict=False).missing_keys
     except RuntimeError:
-        text = f"{path} has other weights; use the VarNet's"
+        text = f"{path} holds other weights; use those of the public VarNet"
         raise InputError(text, code="weights.mismatch") from None
     if missing:
         text = f"{path} lacks {len(missing)} weights, such as {missing[0]}"

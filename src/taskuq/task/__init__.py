@@ -1,4 +1,4 @@
-"""Tasks that map images to numbers: classifier, pre-training and adversarial training.
+"""Tasks that map images to numbers, and the training of task networks.
 
 ``build`` makes a network by name and ``load`` reads a trained one. ``MeanIntensity`` is a task
 without a network; ``TorchTask`` wraps any module or function.

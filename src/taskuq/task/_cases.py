@@ -139,7 +139,6 @@ class TaskDataset:
         return {"image": image, "target": target}
 
     def _drawn(self, epoch: int, index: int) -> int:
-        """Return a case: this one, or one drawn with replacement from a random class."""
         if self.balance_seed is None:
             return index
         rng = np.random.default_rng([self.balance_seed, epoch, index])

@@ -50,7 +50,7 @@ class ClassifierConfig:
             text = f"network.tasks must be different names, got {list(self.tasks)}"
             raise InputError(text, code="value.invalid")
         if self.units and (len(self.units) != len(self.tasks) or self.output == "probability"):
-            message = f"network.units must be one per number and output, got {self.units}"
+            message = f"network.units must be one per real output, got {self.units}"
             raise InputError(message, code="option.conflict")
         check_ranges(self)
 

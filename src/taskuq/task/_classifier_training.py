@@ -209,7 +209,7 @@ class _ClassifierTraining(TaskTraining):
 
     network: ClassifierConfig = field(default_factory=ClassifierConfig)
     training: TrainingConfig = PAPER
-    attack: AttackConfig = field(default_factory=AttackConfig)  #: Adversarial training.
+    attack: AttackConfig = field(default_factory=AttackConfig)  #: Attack in adversarial training.
     balance_classes: bool = True  #: Give both classes equal weight.
     #: "loss" gives both classes the same total weight; "sampling" draws both equally often.
     balance_by: Literal["loss", "sampling"] = "loss"

@@ -42,7 +42,7 @@ class AirFraction:
 
 @dataclass(frozen=True)
 class Area:
-    """Area of an image with intensity above (or below) a threshold, in a given unit."""
+    """Area of the pixels with intensity above (or below) a threshold, in a given unit."""
 
     threshold: float  #: Intensity threshold.
     pixel_area: NonNegative = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
@@ -160,10 +160,10 @@ class MeanIntensity:
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to means (image,)."""
         images = require_images(images)
-        rows, columns = (
+        rows, columns = [
             slice(int(first * size), max(round(last * size), int(first * size) + 1))
             for (first, last), size in zip((self.rows, self.columns), images.shape[1:], strict=True)
-        )
+        ]
         means: Tensor = images[:, rows, columns].float().mean((-2, -1))
         return means
 

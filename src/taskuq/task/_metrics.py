@@ -31,9 +31,9 @@ def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
     return np.append(0.0, false / (~y).sum()), np.append(0.0, true / y.sum())
 
 
-def classification_rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]:
+def classification_rates(outputs: Any, labels: Any) -> dict[str, float]:
     z, y = _checked(outputs, labels)
-    called = z > threshold
+    called = z > 0.5
     hits = int((called & y).sum())
     return {
         "accuracy": float((called == y).mean()),

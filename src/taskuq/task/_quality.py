@@ -26,7 +26,7 @@ LARGEST_PSNR = 100.0
 
 
 class _FullReference(ABC):
-    r"""Quality :math:`m(\hat x, x)` of a reported image, the mean of the given samples."""
+    r"""Quality :math:`m(\hat x, x)` of the mean of the samples, as a task."""
 
     @property
     @abstractmethod
@@ -37,7 +37,7 @@ class _FullReference(ABC):
         """Return the quality of an image relative to several images (image, height, width)."""
 
     def compare(self, reported: Any, images: Any) -> Tensor:
-        """Return the quality of a reported image relative to each of several, (image,)."""
+        """Return the quality of a reported image relative to each of several images, (image,)."""
         images = require_images(images)
         # Macs have no double precision on their GPU.
         images = (images.cpu() if images.device.type == "mps" else images).double()
@@ -48,7 +48,7 @@ class _FullReference(ABC):
         return self._compare(given.expand_as(images), images)
 
     def __call__(self, images: Any) -> Tensor:
-        """Return the quality of the mean of samples (sample, height, width) relative to each."""
+        """Return the quality of the mean of samples relative to each sample, (sample,)."""
         images = require_images(images)
         return self.compare(images.mean(0), images)
 
@@ -75,7 +75,7 @@ class PSNR(_FullReference):
 
 @dataclass(frozen=True)
 class SSIM(_FullReference):
-    """Structural similarity with windows of 7×7 pixels and the reference's maximum as range."""
+    """Structural similarity with 7×7 windows; the data range is the reference's maximum."""
 
     names = ("SSIM",)
     range = (-1.0, 1.0)
@@ -102,7 +102,7 @@ class NMSE(_FullReference):
 
 @dataclass(frozen=True)
 class _Perceptual(_FullReference):
-    """Distance in features of VGG-16, by torchmetrics; images are scaled by the reference."""
+    """Distance in VGG-16 features, by torchmetrics, relative to the reference's maximum."""
 
     weights: Path | None = None  #: VGG-16 weights, converted from torchvision to safetensors.
     range = (0.0, math.inf)

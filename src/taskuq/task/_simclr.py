@@ -72,7 +72,8 @@ def _gathered(own: Tensor, counts: bool) -> tuple[Tensor, int]:
     """Return the rows of all processes, with gradients, and the offset of this process."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return own, 0
-    lengths = [torch.zeros((), dtype=torch.long, device=own.device) for _ in range(_world())]
+    length = torch.zeros((), dtype=torch.long, device=own.device)
+    lengths = [length.clone() for _ in range(distributed.get_world_size())]
     distributed.all_gather(lengths, lengths[0].new_tensor(len(own) if counts else 0))
     rows = [int(length) for length in lengths]
     # All processes send equally many rows; padding is dropped.
@@ -84,16 +85,10 @@ def _gathered(own: Tensor, counts: bool) -> tuple[Tensor, int]:
     return everyone, sum(rows[: distributed.get_rank()])
 
 
-def _world() -> int:
-    return int(distributed.get_world_size())
-
-
 class _AllGather(torch.autograd.Function):
-    """Differentiable gather of rows; the gradient of a row is summed over processes."""
-
     @staticmethod
     def forward(ctx: object, own: Tensor) -> Tensor:
-        parts = [torch.empty_like(own) for _ in range(_world())]
+        parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
         distributed.all_gather(parts, own.contiguous())
         return torch.cat(parts)
 
@@ -101,7 +96,7 @@ class _AllGather(torch.autograd.Function):
     def backward(ctx: object, gradient: Tensor) -> Tensor:
         gradient = gradient.contiguous()
         distributed.all_reduce(gradient)
-        return gradient.chunk(_world())[distributed.get_rank()]
+        return gradient.chunk(distributed.get_world_size())[distributed.get_rank()]
 
 
 @dataclass(frozen=True)

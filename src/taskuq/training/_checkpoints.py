@@ -34,7 +34,7 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
     stored = read_toml(path) if path.exists() and not fresh else None
     if stored is not None and ("trial" in stored) != ("trial" in settings):
         steps = stored.get("trial", {}).get("steps")
-        what = "training" if steps is None else f"trial of {steps} steps"
+        what = "full training run" if steps is None else f"trial of {steps} steps"
         message = f"{folder} holds a {what}; use another folder, or --overwrite"
         raise InputError(message, code="file.exists")
     if fresh or "trial" in settings:
@@ -59,7 +59,7 @@ def _read_log(path: Path) -> list[dict[str, float]]:
 
 
 def _log_epoch(path: Path, row: Mapping[str, float]) -> None:
-    """Append an epoch to the log, replacing this and later epochs of a killed run."""
+    """Append an epoch to the log, after dropping this and later epochs of a killed run."""
     rows = [old for old in _read_log(path) if old["epoch"] < row["epoch"]]
     rows.append({name: float(value) for name, value in row.items()})
     with atomic_write(path) as partial, partial.open("w", newline="") as file:
@@ -72,7 +72,6 @@ STATE_SCHEMA = "taskuq.state/2"
 
 
 def _save_state(state: Any, path: Path | str) -> Path:
-    """Write nested dictionaries, lists and tuples of tensors and JSON values."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}

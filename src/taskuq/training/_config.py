@@ -26,10 +26,10 @@ class TrainingConfig:
     warmup_steps: Natural = 0  #: Steps of linear learning-rate warm-up.
     #: Decay of the moving average (EMA) of the weights; 0 disables it.
     ema: BelowOne = 0.0
-    #: First epoch of an average of the weights over epochs; 0 for no average.
+    #: First epoch included in an average of the weights over epochs; 0 for no average.
     average_from: Natural = 0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
-    #: Learning-rate factor: per step (schedule "step"), or at the end of training ("cosine").
+    #: Learning-rate factor: at each step of the schedule "step", or at the end of "cosine".
     lr_decay: Positive = 0.1
     lr_decay_epochs: Count = 40  #: Epochs between steps of the schedule "step".
     clip_norm: NonNegative = 0.0  #: Maximum gradient norm; 0 for no limit.

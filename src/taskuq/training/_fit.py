@@ -137,7 +137,7 @@ def train(
     cases: tuple[Any, ...] | None = None,
     steps: int | None = None,
 ) -> Path:
-    """Train the configured network and return its best weights.
+    """Train the configured network and return the path of its best weights.
 
     Args:
         settings: Network, data and optimiser.
@@ -201,12 +201,12 @@ def _fit(
     best, finished = folder / BEST, folder / FINISHED
     is_finished = best.exists() and finished.exists()
     if is_finished and read_json(finished, FOLDER_SCHEMA)["epochs"] == config.epochs:
-        _print(f"{folder} holds a finished training; use --overwrite to train again", machine)
+        _print(f"{folder} holds a finished training run; use --overwrite to train again", machine)
         # The first process writes it, and the others may be here before.
         return read_timing(folder) if is_first_process() else {}
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
     if steps is None and config.warmup_steps > planned:
-        text = f"training.warmup_steps is {config.warmup_steps} of {planned} steps; lower it"
+        text = f"training.warmup_steps is {config.warmup_steps}, above {planned} steps; lower it"
         _print(text, machine)
     notes = {key: settings[key] for key in settings if key != "network"}
     timing = _loop(
@@ -237,12 +237,11 @@ def _loop(
     notes: dict[str, Any] | None = None,
     resume: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the training loop, with or without saving, and return its timing."""
     batch = _batch_per_process(config, machine, len(training))  # type: ignore[arg-type]
 
     def loader(cases: Any, seed: int | None, most: int | None) -> DataLoader[Any] | DeviceLoader:
         if len(cases) == 0:
-            raise InputError("a subset has no cases; use more data", code="units.few")
+            raise InputError("training or validation has no cases; use more data", code="units.few")
         order = EpochSampler(len(cases), seed, batch=config.batch, most=most)
         on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
         stock = preload(cases, config.dataloader, on_gpu=on_gpu, is_alone=machine.processes == 1)
@@ -358,7 +357,7 @@ def train_config(
     log: Callable[[str], None] = lambda line: None,
     on_record: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Path:
-    """Train and evaluate the network of a TOML file; return its best weights."""
+    """Train and evaluate the network of a TOML file; return the path of its best weights."""
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
     only = file_lock(Path(folder) / LOCK, what=str(folder)) if is_first_process() else nullcontext()
@@ -380,7 +379,7 @@ def train_config(
 def estimate_training(
     kind: str, config: Path | str, *, machine: TrainerOptions | None = None, steps: int = PROBES
 ) -> dict[str, Any]:
-    """Time a few training steps of a TOML file without saving anything."""
+    """Time a few training steps of a configuration without saving anything."""
     machine = machine or TrainerOptions()
     settings = read_config(NETWORKS[kind].training, config)
     start = time.perf_counter()

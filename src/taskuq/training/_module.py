@@ -213,7 +213,6 @@ class StepTimer(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Time a step; end a trial run after its number of steps."""
         is_timed = batch_idx < SYNCHRONISED * self.config.accumulate
         is_timed &= len(self._epochs) < CLOCKED
         now = _now(pl_module if is_timed else None)

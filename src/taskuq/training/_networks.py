@@ -95,8 +95,6 @@ class MethodConfig(Protocol):
 
 
 class MethodRegistry(Registry[type[Any]]):
-    """Registry of [recover] or [task] methods."""
-
     def __init__(self, what: str, table: str, listed: Mapping[str, str]) -> None:
         lines = LISTED[table].items()
         networks = {

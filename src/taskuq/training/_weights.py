@@ -119,7 +119,7 @@ def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
         message = f"{path} may run code; use weights in a .safetensors file"
         raise InputError(message, code="file.format")
     if not path.exists():
-        raise InputError(f"there are no weights {path}; train them", code="file.missing")
+        raise InputError(f"there are no weights at {path}; train them", code="file.missing")
     card = read_toml(path.with_suffix(".toml"))
     if card.get("kind") not in kinds or not isinstance(card.get("network"), dict):
         message = f"{path} is of kind {card.get('kind')!r}, not {' or '.join(kinds)}"

@@ -36,7 +36,7 @@ class _ActNorm(nn.Module):
 
     @torch.no_grad()
     def start(self, x: Tensor) -> None:
-        """Set scale and bias such that ``x``, over all processes, is standardised."""
+        """Set scale and bias to standardise the values of all processes."""
         moments = torch.stack([x.mean((0, 2, 3)), x.square().mean((0, 2, 3))]).double()
         if distributed.is_available() and distributed.is_initialized():
             # Every process holds a batch of the same size; its own moments would start it apart.
@@ -53,8 +53,6 @@ class _ActNorm(nn.Module):
 
 
 class _ChannelRotation(nn.Module):
-    """Fixed orthogonal 1x1 convolution."""
-
     matrix: Tensor
 
     def __init__(self, channels: int, generator: torch.Generator) -> None:
@@ -83,23 +81,22 @@ class _ChannelRotation(nn.Module):
 
 
 def _undo(norm: _ActNorm, rotation: _ChannelRotation, *parts: Tensor) -> Tensor:
-    """Invert an ActNorm and the rotation after it, in one map of the channels of all parts."""
+    """Invert an ActNorm and the rotation that follows it, in one matrix product."""
     is_double = parts[0].dtype == torch.float64
     matrix = rotation.exact() if is_double else rotation.matrix
     shrink = (-norm.scale).exp()
     # Row vectors: y R inverts the rotation R x of column vectors.
     rows = [part.movedim(1, -1).flatten(0, 2) for part in parts]
-    affine = _affine_in_parts if parts[0].is_cuda and not is_double else _affine
-    x = affine(rows, matrix * shrink, -norm.bias * shrink)
+    matrix, bias = matrix * shrink, -norm.bias * shrink
+    if parts[0].is_cuda and not is_double:
+        x = _affine_in_parts(rows, matrix, bias)
+    else:
+        x = torch.addmm(bias, torch.cat(rows, dim=1), matrix)
     return x.view(len(parts[0]), *parts[0].shape[2:], -1).movedim(-1, 1)
 
 
-def _affine(rows: Sequence[Tensor], matrix: Tensor, bias: Tensor) -> Tensor:
-    return torch.addmm(bias, torch.cat(list(rows), dim=1), matrix)
-
-
 def _affine_in_parts(rows: Sequence[Tensor], matrix: Tensor, bias: Tensor) -> Tensor:
-    """Multiply matrices split into two bfloat16 parts each, without the product of the small parts.
+    """Multiply matrices as sums of two bfloat16 parts, without the product of the smaller parts.
 
     The error of 2e-5 is smaller than that of TF32, at the speed of bfloat16.
     """
@@ -123,8 +120,6 @@ STAGE_SLOPE = 0.01
 
 
 class ConditionStage(nn.Module):
-    """Stage that halves the size, applies a residual block and mixes channels."""
-
     def __init__(self, inputs: int, channels: int) -> None:
         super().__init__()
         self.down = nn.Conv2d(inputs, channels, 3, stride=2, padding=1)
@@ -146,8 +141,6 @@ class ConditionStage(nn.Module):
 
 
 class _ConditionNet(nn.Module):
-    """Chain of stages; the output of each conditions one layer and is the input of the next."""
-
     def __init__(self, inputs: int, channels: int, *, layers: int) -> None:
         super().__init__()
         self.stages = nn.ModuleList(
@@ -213,17 +206,14 @@ class FlowConfig:
 
     @property
     def channels(self) -> int:
-        """Real channels of the image."""
         return 2 * self.coils
 
     @property
     def unet_inputs(self) -> int:
-        """Real channels of the U-Net's input."""
         return 2 * self.channels if self.mean_passes else self.in_channels or self.channels
 
     @property
     def condition_inputs(self) -> int:
-        """Real channels of the condition."""
         # With a mean: features, zero-filled image, mean, last output and the sampled fraction.
         return self.unet_width + 3 * self.channels + 1 if self.mean_passes else self.unet_inputs
 
@@ -240,8 +230,6 @@ def per_case(operation: Callable[..., Tensor], samples: Tensor, cases: Tensor) -
 
 
 class CouplingNet(nn.Module):
-    """Convolutions that predict scale and shift."""
-
     def __init__(self, inputs: int, condition: int, *, kernel: int) -> None:
         super().__init__()
         hidden = 2 * (inputs + condition)
@@ -252,7 +240,7 @@ class CouplingNet(nn.Module):
         self.third = nn.Conv2d(hidden, 2 * inputs, kernel, padding=pad)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draw weights from N(0, 0.02²), except for the last convolution."""
+        """Draw weights from N(0, 0.02²); set those of the last convolution to 0."""
         with torch.no_grad():
             for conv in (self.first, self.second):
                 conv.weight.normal_(0, 0.02, generator=generator)
@@ -281,11 +269,6 @@ class CouplingNet(nn.Module):
         return raw
 
 
-def _log_scale(raw: Tensor) -> Tensor:
-    r"""Map a raw scale to :math:`s = 1.5 \cdot 0.636 \arctan(a)`, which stays within ±1.5."""
-    return CLAMP * ATAN_SCALE * torch.atan(raw)
-
-
 class _Coupling(nn.Module):
     """Coupling layer: the first half of the channels sets scale and shift of the second."""
 
@@ -299,7 +282,6 @@ class _Coupling(nn.Module):
         return torch.cat([kept, changed * s.exp() + t], dim=1), s.sum((1, 2, 3))
 
     def inverse(self, y: Tensor, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both halves of the channels."""
         kept, changed = y.chunk(2, dim=1)
         s, t = _scale_and_shift(self.subnet.predict(kept, encoded), kept.dtype)
         return kept, (changed - t) * (-s).exp()
@@ -308,7 +290,7 @@ class _Coupling(nn.Module):
 def _scale_and_shift(raw: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     # The subnet may run in bfloat16; scale and shift stay in the images' precision.
     scale, shift = raw.to(dtype).chunk(2, dim=1)
-    return _log_scale(scale), shift
+    return CLAMP * ATAN_SCALE * torch.atan(scale), shift
 
 
 FLOOR = 1e-5

@@ -93,8 +93,6 @@ def gaussian_blur(x: Tensor, width: float) -> Tensor:
 
 
 class PosteriorMean(NamedTuple):
-    """Posterior mean after each pass, and the condition of the flow."""
-
     rotation: _CoilRotation | None
     images: tuple[Tensor, ...]
     condition: Tensor
@@ -131,13 +129,13 @@ def posterior_mean(
 def _redraw_rejected(
     rejected: Tensor, redraw: Callable[[int, Tensor], Tensor], *, attempts: int, limit: float
 ) -> Tensor:
-    """Redraw rejected samples (case, sample) until none remains; return their number per case."""
+    """Redraw rejected samples (case, sample) until none remains; count the rejections per case."""
     counts = torch.zeros(len(rejected), dtype=torch.long)
     for attempt in range(1, attempts + 1):
         if not bool(rejected.any()):
             break
         if attempt == attempts:
-            text = f"a sample is beyond limit = {limit} after {attempts} draws; train the flow "
+            text = f"a sample exceeds the limit {limit} after {attempts} draws; train the flow "
             raise InputError(f"{text}longer or lower the temperature", code="value.nonfinite")
         counts += rejected.sum(1).cpu()
         rejected = redraw(attempt, rejected)
@@ -275,7 +273,6 @@ class FlowSampler:
         return max(1, int(self.memory / max(layer, finish)))
 
     def _batches(self, cases: int, samples: int, height: int, width: int) -> list[list[int]]:
-        """Split cases into batches of equal size, so that one CUDA graph suffices."""
         most = max(1, self.chunk_limit(height, width) // samples)
         size = math.ceil(cases / math.ceil(cases / most))
         places = [min(i, cases - 1) for i in range(size * math.ceil(cases / size))]
@@ -331,8 +328,6 @@ class FlowSampler:
 
 
 class _FlowGraph:
-    """CUDA graphs and buffers of one input shape."""
-
     def __init__(
         self, sampler: FlowSampler, cases: int, samples: int, height: int, width: int
     ) -> None:
@@ -360,7 +355,7 @@ class _FlowGraph:
             self._encode()
 
     def decode(self, seeds: Sequence[int], temperature: float) -> tuple[Tensor, Tensor]:
-        """Return the images of one chunk, overwritten by the next call, and True where invalid."""
+        """Return the images of a chunk, and which are invalid; the next call overwrites both."""
         gaussian_rows(self.latents, seeds)
         self.temperature.fill_(temperature)
         if not self.steps:
@@ -430,8 +425,9 @@ class ResidualFlowSampler(BatchRecovery):
         dtype: torch.dtype = torch.float16,
     ) -> None:
         if flow.config.coils != 1 or flow.config.in_channels != 6:
-            text = f"a residual flow has coils = 1 and inputs = 6, got {flow.config.coils} and "
-            raise InputError(f"{text}{flow.config.in_channels}", code="weights.mismatch")
+            given = f"got {flow.config.coils} and {flow.config.in_channels}"
+            text = f"a residual flow has coils = 1 and in_channels = 6, {given}"
+            raise InputError(text, code="weights.mismatch")
         self.device = torch.device(device or next(flow.parameters()).device)
         self.flow, self.net = flow, inference_varnet(net.to(self.device).eval(), dtype)
         self.quick = inference_flow(flow, self.device, torch.float32)
@@ -470,7 +466,7 @@ class ResidualFlowSampler(BatchRecovery):
         seed: int,
         deviation: float,
     ) -> Tensor:
-        """Draw errors of the combined image up to a limit, complex (sample, 1, height, width)."""
+        """Draw errors of the combined image within ``max_value``, (sample, 1, height, width)."""
         numbers, limit = sum(math.prod(shape) for shape in shapes), self.flow.config.max_value
 
         def draw(chosen: Iterable[int], attempt: int, deviation: float) -> Tensor:

@@ -141,7 +141,6 @@ def _fit_inflation(flow: ConditionalFlow, cases: MaskedDataset, *, device: str) 
 
 
 def _inflation(sampler: FlowSampler, cases: MaskedDataset, mask: Tensor, round: int) -> FloatArray:
-    """Return the inflation factor of each real channel at one acceleration."""
     error = spread = torch.zeros(sampler.config.channels, device=sampler.device)
     for start in range(0, len(cases), BATCH):
         indices = range(start, min(start + BATCH, len(cases)))
@@ -230,7 +229,7 @@ class FlowMethod:
     estimate: Path | None = None
     #: Standard deviation of the latents; default: the value stored with the weights, or 1.
     temperature: NonNegative | None = None
-    #: On a GPU, "auto" uses bfloat16 for the samples and float16 for the estimate.
+    #: Precision; on a GPU, "auto" uses bfloat16 for samples and float16 for the estimate.
     precision: Literal["auto", "float32"] = "auto"
 
     def open(self, device: torch.device | str) -> Recover:
@@ -253,7 +252,7 @@ class _FlowTraining(RecoveryTraining):
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER
-    #: VarNet weights of a residual flow; default: a flow of whole images.
+    #: VarNet weights, to train a residual flow; default: train a flow of whole images.
     estimate: Path | None = None
     #: Temperature of a residual flow at each acceleration, as pairs.
     temperatures: tuple[tuple[float, float], ...] = ()
@@ -265,9 +264,9 @@ class _FlowTraining(RecoveryTraining):
         if self.estimate is not None and (self.pretrain or self.augment):
             raise InputError("estimate excludes pretrain and augment", code="option.conflict")
         if self.network.mean_passes and self.pretrain is None:
-            raise InputError("network.mean_passes needs the table pretrain", code="option.missing")
+            raise InputError("network.mean_passes needs a table [pretrain]", code="option.missing")
         if self.temperatures and self.estimate is None:
-            text = "temperatures need estimate, of a residual flow"
+            text = "temperatures are for residual flows; set estimate, or remove them"
             raise InputError(text, code="option.missing")
         if self.temperatures:
             check_temperature(self.temperatures)
@@ -299,8 +298,6 @@ class _FlowTraining(RecoveryTraining):
         return replace(recipe, on_end=fit)
 
     def _mean_recipe(self, flow: ConditionalFlow) -> Recipe:
-        """Return the recipe by which the U-Net learns the missing part of the image."""
-
         def missing(batch: Batch) -> list[Tensor]:
             return _residual_fraction(flow, batch["image"], batch["mask"])
 

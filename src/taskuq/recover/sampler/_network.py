@@ -72,8 +72,6 @@ MIN_LOG_SCALE, MAX_LOG_SCALE = -6.0, 2.0
 
 
 class _GroupNorm(nn.Module):
-    """Group normalisation in the input's precision."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.groups = math.gcd(8, channels)
@@ -87,8 +85,6 @@ class _GroupNorm(nn.Module):
 
 
 class _FiLMBlock(nn.Module):
-    """Residual block conditioned on the sampled fraction (FiLM)."""
-
     def __init__(self, inputs: int, outputs: int, embedding: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(inputs, outputs, 3, padding=1)
@@ -113,8 +109,6 @@ def _bounded_exp(logarithm: Tensor) -> Tensor:
 
 
 class _LevelCondition(NamedTuple):
-    """Contribution of the condition to one decoder level."""
-
     first: Tensor
     last: Tensor
     noise_scale: Tensor
@@ -130,7 +124,6 @@ class Condition(NamedTuple):
     size: tuple[int, int]  # before padding
 
     def of(self, cases: slice) -> Condition:
-        """Return the features of some cases."""
         levels = [_LevelCondition(*(part[cases] for part in level)) for level in self.levels]
         mean, scale, fraction = self.mean, self.noise_scale, self.sampled_fraction
         return Condition(levels, mean[cases], scale[cases], fraction[cases], self.size)

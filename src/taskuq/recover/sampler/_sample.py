@@ -52,8 +52,6 @@ class SlicedBatch(ConditionedBatch, Protocol):
 
 
 class Estimator(Protocol):
-    """Function of measurements that returns estimates."""
-
     def __call__(self, measurements: Sequence[Any]) -> ConditionedBatch: ...
 
 
@@ -200,7 +198,7 @@ class SamplerRecovery(BatchRecovery):
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
-        """Return one sample per seed; the last tensor holds the seeds, equally many per case."""
+        """Return one sample per seed; the last tensor holds the seeds, the same number per case."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         condition, images = self._encode(batch), []

@@ -59,7 +59,7 @@ def _fair_crps(samples: Tensor, truth: Tensor) -> Tensor:
 
 
 def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
-    """Return the fair energy score of a case's values as one vector, (case,)."""
+    """Return the fair energy score of each case, its values taken as one vector, (case,)."""
     norm = partial(torch.linalg.vector_norm, dim=-1)  # its derivative at 0 is taken as 0
     truth = truth.flatten(1)
     return _fair_score(norm, samples.flatten(2), truth) / math.sqrt(truth.shape[1])
@@ -89,7 +89,7 @@ class ImageLossConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if not max(self.crps, self.energy, self.pooled_crps) > 0:
-            raise InputError("loss needs a weight above 0", code="value.invalid")
+            raise InputError("[loss] needs at least one weight above 0", code="value.invalid")
 
     def __call__(self, samples: Tensor, truth: Tensor) -> Tensor:
         score = self.crps * _fair_crps(samples, truth)
@@ -113,8 +113,6 @@ Estimate = Callable[[Batch, torch.Generator], tuple[ConditionedBatch, Tensor]]
 
 @runtime_checkable
 class _FeatureTask(Protocol):
-    """Task network that exposes raw outputs, outputs and hidden features."""
-
     def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
@@ -207,7 +205,7 @@ class SamplerLoss:
     def _sample(
         self, net: SamplerNet, forward: Step, batch: Batch, count: int, generator: torch.Generator
     ) -> tuple[ConditionedBatch, Tensor, Tensor]:
-        """Return estimates, and true and sampled images in units of their scale."""
+        """Return estimates, and true and sampled images divided by the estimates' scale."""
         estimates, truth = self.estimate(batch, generator)
         inputs, scale = estimates.inputs(), estimates.scale.view(-1, 1, 1)
         size = (len(inputs), count, net.noise_size(*inputs.shape[-2:]))
@@ -216,7 +214,6 @@ class SamplerLoss:
         return estimates, truth / scale, estimates.images(residuals.float()) / scale[:, None]
 
     def _task_scores(self, images: Tensor, truth: Tensor) -> Tensor:
-        """Return scores of the task's raw outputs, outputs and features, (case, 3)."""
         assert self.task is not None
         if isinstance(self.task, nn.Module):
             self.task.to(images.device)
@@ -297,8 +294,6 @@ PAPER = TrainingConfig(
 
 @dataclass(frozen=True, eq=False)
 class _RescaledEstimates:
-    """Estimates computed on power-of-two rescaled inputs."""
-
     estimate: VarNetEstimate
     size: Tensor
 
@@ -343,7 +338,7 @@ class SamplerMethod:
 
     weights: Path | None = None  #: Trained sampler, a file or a bundled name.
     estimate: Path | None = None  #: VarNet weights; default: those used in training.
-    precision: Literal["auto", "float32"] = "auto"  #: "auto" samples in bfloat16 on a GPU.
+    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" is bfloat16 on a GPU.
     inflate: bool = False  #: Scale the noise by the factor fitted to validation patients.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
@@ -427,8 +422,9 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
 
     def stages(self, cases: tuple[Any, ...], folder: Path, **options: Any) -> tuple[Any, ...]:
         settings = VarNetTraining(
-            data=self.data, measure=self.measure, augment=self.augment, randomise=self.randomise
-        )
+            data=self.data, measure=self.measure, augment=self.augment, randomise=self.randomise,
+            data_range=self.estimate.data_range,
+        )  # fmt: skip
         return self.estimate.train(cases, settings, folder, **options)
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:

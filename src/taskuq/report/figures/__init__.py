@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 from markupsafe import Markup
 
-from taskuq._io import atomic_write
+from taskuq._io import atomic_write, image_format
 from taskuq._registry import Registry
 from taskuq.errors import InputError
 
@@ -243,7 +243,7 @@ def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
             undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
             with atomic_write(path) as partial:
                 canvas.savefig(
-                    partial, format=path.suffix[1:], dpi=160, metadata=undated.get(path.suffix)
+                    partial, format=image_format(path), dpi=160, metadata=undated.get(path.suffix)
                 )
     return list(paths)
 
