@@ -43,7 +43,7 @@ from taskuq.recover.flow._train import PAPER, _FlowTraining
 from taskuq.recover.sampler._train import PAPER as SAMPLER_PAPER
 from taskuq.recover.sampler._train import VarNetEstimator, _SamplerTraining
 from taskuq.training._determinism import gaussian_rows
-from taskuq.training._fit import TrainerOptions, _estimate_training_cost
+from taskuq.training._fit import TrainerOptions, _fit
 
 SIZE, COILS = 320, 8
 # Slices, and samples of each, that the sampler draws in one call.
@@ -350,9 +350,8 @@ def step() -> None:
     how = replace(PAPER, compile=True, precision="bf16-mixed", workers=8)
     slices = Slices(images[:16], mask, 10_000)
     recipe = _FlowTraining(training=how).recipe(None, TrainerOptions())
-    took = _estimate_training_cost(
-        recipe, slices, replace(slices, count=2 * how.batch), how, steps=14
-    )
+    few = replace(slices, count=2 * how.batch)
+    took = _fit(recipe, slices, few, how, None, machine=TrainerOptions(), steps=14)
     report_step(f"training step of the flow, {how.batch} slices", took)
     data = ArrayDataset(images.numpy(), label=[0] * 64, group="image", normalise=False)
     masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), seed=0)
@@ -360,7 +359,7 @@ def step() -> None:
     honest = CrossFitEstimates([build("varnet", preset="paper") for _ in range(2)], None)
     how = replace(SAMPLER_PAPER, epochs=40, workers=8)
     scored = _SamplerTraining(training=how).sampler_recipe("sampler", honest, TrainerOptions())
-    took = _estimate_training_cost(scored, cases, cases, how, steps=12)
+    took = _fit(scored, cases, cases, how, None, machine=TrainerOptions(), steps=12)
     report_step(f"training step of the sampler, {how.batch} slices of 4 samples", took)
 
 

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -160,7 +161,7 @@ def encode_cases(outputs: FloatArray) -> str:
 
 
 def warn_of_calibration_cases(stored: Any, outputs: FloatArray) -> None:
-    """Warn if the outputs (case, ...) are those of stored calibration cases."""
+    """Warn if outputs (case, ...) include those of stored calibration cases."""
     try:
         known = np.frombuffer(base64.b64decode(stored or ""), dtype=np.uint32)
     except (ValueError, TypeError):
@@ -238,7 +239,7 @@ def as_task_range(value: Any) -> tuple[float, float] | None:
     except (TypeError, ValueError, OverflowError):
         low, high = np.nan, np.nan
     if not low < high or any(LARGEST < abs(end) < np.inf for end in (low, high)):
-        message = f"task_range must be (low, high), inf if open, got {value}"
+        message = f"task_range must be (low, high), with inf for an open end, got {value}"
         raise InputError(message, code="range.invalid")
     return low, high
 
@@ -281,7 +282,7 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
         first = tuple(int(i[0]) for i in np.nonzero(outside))
         raise InputError(
             f"{int(outside.sum())} of {values.size} {name} lie outside task_range=({range_[0]:g}, "
-            f"{range_[1]:g}), first {values[first]:g} at index {first}; correct one of them",
+            f"{range_[1]:g}), first {values[first]:g} at index {first}; correct values or range",
             code="range.outside",
         )
 
@@ -291,8 +292,8 @@ def require_nested_lines(values: Any, lines: BoolArray, round: int) -> BoolArray
     chosen = np.asarray(values)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
-            f"the adaptive rule must return all lines sampled so far, booleans {lines.shape}, and "
-            f"more, got {chosen.dtype} {chosen.shape} after round {round}",
+            f"the adaptive rule must return booleans {lines.shape} that include all lines sampled "
+            f"so far, got {chosen.dtype} {chosen.shape} after round {round}",
             code="component.invalid",
         )
     return chosen
@@ -310,15 +311,15 @@ def per_task(
         if unknown:
             message = f"{what}: no task {unknown[0]!r:.60} in {', '.join(names)}"
             raise InputError(message, code="choice.unknown")
-        return tuple(read(value.get(name)) for name in names)
+        return tuple(map(read, map(value.get, names)))
     if value is None or isinstance(value, str) or not hasattr(value, "__len__"):
-        return tuple(read(value) for _ in names)
+        return tuple(map(read, repeat(value, len(names))))
     if len(value) != len(names):
         raise InputError(
             f"{what} has {len(value)} entries; pass one for all, or for each of {', '.join(names)}",
             code="shape.mismatch",
         )
-    return tuple(read(one) for one in value)
+    return tuple(map(read, value))
 
 
 def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:

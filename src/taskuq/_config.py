@@ -35,7 +35,7 @@ class Within:
     text: str
 
     def __contains__(self, value: float) -> bool:
-        low, high = (float(end) for end in self.text[1:-1].split(","))
+        low, high = map(float, self.text[1:-1].split(","))
         above = value > low if self.text[0] == "(" else value >= low
         return above and (value < high if self.text[-1] == ")" else value <= high)
 
@@ -62,7 +62,7 @@ def range_of(hint: Any) -> Within | None:
 
 
 def check_ranges(config: Any) -> None:
-    """Raise InputError for a field out of its range, in a dataclass built in Python."""
+    """Raise InputError if a field of a configuration dataclass is out of its range."""
     for name, hint in _hints(cast(Any, type(config))).items():
         if isinstance(value := getattr(config, name), int | float | tuple):
             _convert(list(value) if isinstance(value, tuple) else value, hint, name, None)
@@ -86,7 +86,7 @@ def from_toml_table(
     over: T | None = None,
     what: str = "this table",
 ) -> T:
-    """Build a dataclass from a TOML table; missing keys take the base's values or the defaults.
+    """Build a dataclass from a TOML table; missing keys are taken from ``over`` or the defaults.
 
     Example:
         >>> from dataclasses import dataclass
@@ -102,7 +102,7 @@ def from_toml_table(
         taskuq.errors.InputError: unknown key epoch; the keys of this table are epochs, widths
     """
     hints = _hints(cast(Any, cls))
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    known, required = _fields(cast(Any, cls))
     values = {} if over is None else {name: getattr(over, name) for name in known}
     for key, value in table.items():
         name = f"{where}.{key}" if where else key
@@ -110,12 +110,7 @@ def from_toml_table(
             keys = f"the keys of {what} are {', '.join(known)}" if known else f"{what} has no keys"
             raise InputError(f"unknown key {name}; {keys}", code="config.key")
         values[key] = _convert(value, hints.get(key, Any), name, values.get(key))
-    missing = [
-        name
-        for name, field in known.items()
-        if field.default is MISSING is field.default_factory and name not in values
-    ]
-    if missing:
+    if missing := sorted(required - values.keys()):
         raise InputError(
             f"{where or 'the file'} has no key {', '.join(missing)}; add it", code="config.missing"
         )
@@ -186,9 +181,16 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+    if isinstance(value, tuple | list):
+        return [v if isinstance(v, str | int | float) else _plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+@cache
+def _fields(cls: Any) -> tuple[list[str], frozenset[str]]:
+    """Return the names of all fields, and of those without a default."""
+    required = [f.name for f in fields(cls) if f.default is MISSING is f.default_factory]
+    return [f.name for f in fields(cls)], frozenset(required)
 
 
 @cache
@@ -213,7 +215,7 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
-        *others, last = (a for a in arguments if a is not NoneType)
+        *others, last = [a for a in arguments if a is not NoneType]
         for one in others:
             with suppress(InputError):
                 return _convert(value, one, name, over)
@@ -240,7 +242,7 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
         return value
     if origin is dict and (is_dataclass(arguments[1]) or get_origin(arguments[1]) is Annotated):
         if not isinstance(value, Mapping):
-            raise _mistyped(name, value, f"tables with names, [{name}.mine]")
+            raise _mistyped(name, value, f"named tables, e.g. [{name}.mine]")
         return {key: _convert(v, arguments[1], f"{name}.{key}", None) for key, v in value.items()}
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -44,7 +44,7 @@ class Displayed:
                 widths[k] = max(widths[k], len(cell))
         lines = []
         for first, *rest in table:
-            cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=False)]
+            cells = map(str.rjust, rest, widths[1:])
             lines.append("  ".join(["", first.ljust(widths[0]), *cells]).rstrip())
         notes = [fill(one, 100, break_on_hyphens=False) for one in note.splitlines()]
         return "\n".join([*filter(None, [title]), *lines, *notes])
@@ -75,7 +75,7 @@ def svg(
     reference: float | None = None,
     marked: int | None = None,
 ) -> str:
-    """Return a small picture of bars, with a value marked in each, or of lines."""
+    """Return a small plot of lines, or of bars with a marked value in each."""
     ends, paths = [*bars][:MOST_BARS], [list(map(float, one)) for one in lines]
     values = [float(v) for of in (*ends, points, *paths) for v in of]
     finite = [v for v in [*values, *([] if reference is None else [reference])] if math.isfinite(v)]

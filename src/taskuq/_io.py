@@ -54,7 +54,7 @@ class ExistingFileError(Exception):
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert OSError into one MachineError that names the file."""
+    """Convert an OSError into a MachineError that names the file."""
     try:
         yield
     except MachineError:
@@ -67,7 +67,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
-    """Convert any exception during reading into one error that names the file."""
+    """Convert any exception during reading into an error that names the file."""
     tail = f"; {advice}" if advice else ""
     try:
         require_file(path)
@@ -200,7 +200,8 @@ def fingerprint(record: Any) -> str:
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in record.items() if name != SEAL}
+    rest = dict(record)
+    rest.pop(SEAL, None)
     return {**rest, SEAL: fingerprint(rest)}
 
 
@@ -213,7 +214,8 @@ def verify_checksum(
 ) -> None:
     """Raise InputError if a record was modified after it was written."""
     if SEAL in record:
-        if record[SEAL] != fingerprint({k: v for k, v in record.items() if k != SEAL}):
+        rest = dict(record)
+        if rest.pop(SEAL) != fingerprint(rest):
             raise InputError(f"{path} does not match its SHA-256; {remedy}", code="file.damaged")
     elif always:
         raise InputError(f"{path} has no SHA-256; {remedy}", code="file.damaged")
@@ -283,7 +285,7 @@ def atomic_write(
 
 
 def _follow_links(path: Path) -> tuple[Path, bool]:
-    """Return the file that a path leads to, and True for a device, a pipe or an open file."""
+    """Return the target of a path, and True if it is a device, a pipe or an open file."""
     for _ in range(40):
         # Names such as /dev/stdout lead to an open file, which has no name to replace.
         if os.path.realpath(path.parent).startswith("/proc/"):
@@ -314,7 +316,7 @@ def _machine() -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of processes of this machine that were killed."""
+    """Remove the temporary files of killed processes of this machine."""
     if folder in _swept:
         return
     _swept.add(folder)
@@ -388,7 +390,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """Parse JSON; raise ValueError for a key that occurs twice, and for NaN and Infinity."""
+    """Parse JSON; refuse repeated keys and, unless ``constants``, NaN and Infinity."""
     refuse = None if constants else _refuse_constant
     return json.loads(text, parse_constant=refuse, object_pairs_hook=_unique_keys)
 
@@ -419,12 +421,13 @@ def read_json(
         needed = f"update taskuq ({other})" if slash and other else f"{schemas[0]} is needed"
         raise InputError(f"{path} has schema {found}, {needed}", code="file.schema")
     verify_checksum(record, path, remedy, always=is_sealed)
-    return {name: value for name, value in record.items() if name != SEAL}
+    record.pop(SEAL, None)
+    return dict(record)
 
 
 @contextmanager
 def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
-    """Convert KeyError into an "incomplete file" InputError."""
+    """Convert a KeyError into an InputError for an incomplete file."""
     try:
         yield
     except InputError:
@@ -442,7 +445,7 @@ def append_jsonl(
     private: bool = False,
 ) -> None:
     """Append records to a JSON Lines file in one write; links and pipes are refused."""
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    text = "".join([json.dumps(record, ensure_ascii=False) + "\n" for record in records])
     # A lone surrogate, from a file name, is escaped.
     data = text.encode("utf-8", "backslashreplace")
     with writing(path):
@@ -479,7 +482,7 @@ def number_to_json(value: float) -> float | str:
 
 
 def number_from_json(value: float | str) -> float:
-    """Read a number, which may be infinity as a string."""
+    """Read a number; infinity is stored as a string."""
     number = float(value)
     if math.isnan(number):
         raise InputError("the file has NaN instead of a number", code="value.nonfinite")
@@ -487,7 +490,7 @@ def number_from_json(value: float | str) -> float:
 
 
 def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
-    """Write a task range as two strings, or None."""
+    """Return the ends of a task range as two strings; None for no range."""
     return None if range_ is None else [str(end) for end in range_]
 
 
@@ -514,7 +517,7 @@ def to_json_value(value: Any) -> Any:
 def open_npz(
     path: str | os.PathLike[str], what: str = "arrays"
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Open an .npz file from any source; its arrays are read on access."""
+    """Open an untrusted .npz file; its arrays are read on access."""
     import numpy as np  # here, so that writing JSON alone does not load it
 
     if not Path(path).exists():
@@ -522,7 +525,7 @@ def open_npz(
     advice = "it may be truncated, or hold Python objects instead of arrays"
     with reading(path, what, advice):
         with zipfile.ZipFile(path) as archive:
-            require_plausible_size(path, sum(member.file_size for member in archive.infolist()))
+            require_plausible_size(path, sum([member.file_size for member in archive.infolist()]))
             _refuse_lying_headers(archive, path)
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
@@ -545,13 +548,13 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
             claimed = math.prod(shape) * max(1, dtype.itemsize)
             held = member.file_size - file.tell()
         if claimed != held and not dtype.hasobject:
-            message = f"{path}: array {member.filename[:-4]} claims {claimed} bytes but has {held}"
+            message = f"{path}: array {member.filename[:-4]} needs {claimed} bytes but has {held}"
             raise InputError(message, code="file.damaged")
 
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Iterator[None]:
-    """Hold a file lock (filelock), whose file exists only while it is held."""
+    """Hold a file lock; the lock file exists only while the lock is held."""
     from filelock import FileLock, Timeout  # here: most commands take no lock
 
     is_new = not path.parent.exists()

@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 def as_seed(seed: Any) -> int:
-    """Return an integer seed; a Generator draws it."""
+    """Return an integer seed, drawn at random if a Generator is given."""
     if hasattr(seed, "integers"):
         return int(seed.integers(2**63))
     if not isinstance(seed, Integral):

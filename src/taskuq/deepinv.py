@@ -1,4 +1,4 @@
-"""Adapters for deepinv: its physics and models in taskuq, taskuq recoveries as its models."""
+"""Adapters between deepinv (physics, models) and taskuq (measurements, recoveries)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["DeepinvMeasure", "DeepinvMeasurement", "DeepinvModel", "DeepinvRecov
 
 @dataclass(frozen=True, eq=False)
 class DeepinvMeasurement:
-    """Measurement of one image, (1, ...), and the physics that made it."""
+    """Measurement of one image, (1, ...), with its physics."""
 
     y: Tensor
     physics: Any
@@ -42,7 +42,7 @@ class DeepinvMeasure:
     """Imaging system built from one deepinv physics per acceleration.
 
     Args:
-        physics: Physics by acceleration, decreasing.
+        physics: One deepinv physics per acceleration, the accelerations decreasing.
         seed: Seed of the noise of each image; None for physics without random noise.
     """
 
@@ -54,7 +54,7 @@ class DeepinvMeasure:
 
     @property
     def accelerations(self) -> tuple[float, ...]:
-        """R of each round, decreasing."""
+        """Acceleration of each round, decreasing."""
         return tuple(self.physics)
 
     def __call__(self, image: Tensor, acceleration: float) -> DeepinvMeasurement:
@@ -83,10 +83,10 @@ class DeepinvRecover:
 
     Args:
         model: Model, called as ``model(y, physics)``, with ``seed`` if it accepts one.
-        kind: 'point' for a reconstructor of one image; 'sampler' for one sample per call (DDRM,
+        kind: 'point' for a reconstructor of one image; 'sampler' for one sample per image (DDRM,
             DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA, SKRock,
             sampling_builder) whose last states are the samples.
-        together: Number of samples per call of a sampler; results depend on it.
+        together: Number of samples that a sampler draws in one batch; results depend on it.
         finish: Function that converts (image, channel, height, width) to (image, height, width).
 
     Example:
@@ -180,10 +180,10 @@ class DeepinvModel(torch.nn.Module):
     """Recovery of taskuq as a deepinv model, ``model(y, physics)``.
 
     Args:
-        recover: Recovery, e.g. :func:`taskuq.recover.open_recovery` of a network.
+        recover: Recovery, e.g. the result of :func:`taskuq.recover.open_recovery`.
         samples: Number of samples; the model returns their mean.
         measurement: Function that converts (y, physics) of one image to the measurement that the
-            recovery takes; default: MRI of deepinv, with masks of columns.
+            recovery takes; default: for deepinv's MRI physics with column masks.
 
     Example:
         >>> from types import SimpleNamespace

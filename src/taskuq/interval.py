@@ -70,7 +70,7 @@ class Interval(Displayed):
         try:
             lower_ends, upper_ends = np.broadcast_arrays(*ends)
         except ValueError:
-            message = f"ends have shapes {ends[0].shape} and {ends[1].shape}; pass equal ones"
+            message = f"ends have shapes {ends[0].shape} and {ends[1].shape}; pass equal shapes"
             raise InputError(message, code="shape.mismatch") from None
         object.__setattr__(self, "lower", lower_ends)
         object.__setattr__(self, "upper", upper_ends)

@@ -1,4 +1,4 @@
-"""Figures of results on matplotlib axes; the report draws the same ones.
+"""Figures of results on matplotlib axes; the report contains the same figures.
 
 Every function draws on ``ax``, or on axes of a new figure, and returns the axes.
 
@@ -220,7 +220,7 @@ def lines(table: TaskOutputs, *, ax: Axes | None = None) -> Axes:
 
 
 def calibration_sizes(alpha: float, delta: float = 0.05, *, ax: Axes | None = None) -> Axes:
-    """Draw the calibration size that keeps coverage within a tolerance, by tolerance."""
+    """Draw the calibration size needed to keep coverage within a tolerance, by tolerance."""
     return _draw(_imaging.planner_figure(_imaging.calibration_sizes(alpha, delta)), ax)
 
 

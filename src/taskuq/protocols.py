@@ -7,7 +7,7 @@ recoveries and rules may declare attributes:
 - ``range`` of a task: two numbers (low, high), or one pair for each output;
 - ``fingerprint`` of a recovery, task or rule: a string that differs between networks.
 
-Attributes that are ``None`` or of another type are ignored; ``names`` must be strings.
+Attributes that are ``None`` or of another type are ignored, but ``names`` must be strings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Measure(Protocol):
     """An imaging system :math:`y = h(x)` with several accelerations.
 
     Rounds are nested: a measurement contains that of every higher acceleration. The explorer shows
-    the attribute ``preview`` of a measurement, an image (height, width), if it has one.
+    the optional attribute ``preview`` of a measurement, an image (height, width).
     """
 
     def __call__(self, image: Any, acceleration: float, /) -> Any:
@@ -51,7 +51,7 @@ class LineMeasure(Measure, Protocol):
         """Add n random lines, distributed as in the masks; return booleans (line,)."""
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray, /) -> Any:
-        """Measure the given lines of an image, booleans (line,), at an acceleration."""
+        """Measure some lines of an image at an acceleration; ``lines`` are booleans (line,)."""
 
     def line_values(self, images: Any, measurement: Any, /) -> Any:
         """Return the values of samples (sample, ...) on each line, (line, sample, value)."""
@@ -59,13 +59,13 @@ class LineMeasure(Measure, Protocol):
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Imaging system that chooses lines per case; a call measures the first round or R = 1."""
+    """Imaging system that chooses lines for each case; a call measures the first round or R = 1."""
 
     def initial_lines(self) -> BoolArray:
         """Return the lines of the first round, booleans (line,), the same for every case."""
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray, /) -> Any:
-        """Measure the given lines of an image, booleans (line,), at an acceleration."""
+        """Measure some lines of an image at an acceleration; ``lines`` are booleans (line,)."""
 
     def next_lines(
         self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray, /
@@ -77,7 +77,7 @@ class AdaptiveMeasure(Measure, Protocol):
         """
 
     def fallback_lines(self, round: int, lines: BoolArray, /) -> BoolArray:
-        """Return the lines of the next round to use if no choice can be made."""
+        """Return the lines that the next round uses if no choice can be made."""
 
 
 @runtime_checkable
@@ -232,7 +232,7 @@ class FittedScore(Score, Protocol):
 
 
 class SelfTuned(NamedTuple):
-    """A score fitted to calibration units, and its range if one of them is replaced."""
+    """A score fitted to calibration units, and its extremes if one unit is replaced."""
 
     score: SelfTunedScore  # for new cases
     corners: tuple[SelfTunedScore, ...]  # for calibration cases: extreme shifts and scales
@@ -249,7 +249,7 @@ class SelfTunedScore(FittedScore, Protocol):
         """Return the nested intervals of summarised cases."""
 
     def leave_one_out(self, read: Any, targets: Any, range_: TaskRange) -> LeaveOneOutFit:
-        """Return a reusable fit to any calibration units among summarised cases."""
+        """Return a fit that can be repeated for any calibration units among summarised cases."""
 
 
 class LeaveOneOutFit(Protocol):
@@ -259,9 +259,9 @@ class LeaveOneOutFit(Protocol):
         """Return the fit for a guarantee within each class, given classes (case,)."""
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        """Fit to some cases with the given units."""
+        """Fit the score to the kept cases, given the unit of each case."""
 
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return the corners of its range if quantiles over units are off by up to a margin."""
+        """Return the extreme scores if quantiles over units are off by at most a margin."""

@@ -117,7 +117,7 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
 def wrap(
     estimator: Any, *, alpha: float = 0.05, conformity_score: str = "mlwr"
 ) -> SampleConformalRegressor:
-    """Return a conformal regressor whose samples are the members of a fitted ensemble.
+    """Return a conformal regressor on the predictions of a fitted ensemble's members.
 
     Args:
         estimator: Fitted ensemble with members ``estimators_``, such as a random forest.

@@ -188,6 +188,6 @@ def test_constant_feature_has_no_coefficient():
 def test_probabilities_are_never_printed_better_than_they_are():
     alpha, delta = 0.00000000005, 0.10001
     text = Guarantee(alpha=alpha, unit="case", n_cases=9, delta=delta).statement
-    likely, sets = re.search(r"at least (\S+), for all but (\S+) of", text).groups()
+    likely, sets = re.search(r"at least (\S+), for all but a fraction (\S+) of", text).groups()
     assert 0 < 1 - Fraction(str(alpha)) - Fraction(likely) <= Fraction("1e-10")
     assert 0 < Fraction(sets) - Fraction(str(delta)) <= Fraction("1e-4")

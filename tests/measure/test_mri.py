@@ -92,8 +92,10 @@ def test_sensitivities_are_smooth_and_different():
     assert len(set(brightest.tolist())) == 8
 
 
-def test_combined_pieces_are_the_measurement(image, masks):
-    scanner = SimulatedMRIScanner(image.to(torch.complex64), masks, RATES)
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (63, 64), (64, 61)])
+def test_combined_pieces_are_the_measurement(image, masks, height, width):
+    image = image[..., :height, :width].to(torch.complex64)
+    scanner = SimulatedMRIScanner(image, masks[:, :width], RATES)
     operator = MultiCoilMRI(scanner.masks, RATES)
     pieces = []
     for k, R in enumerate((*RATES, 1.0)):
@@ -101,9 +103,9 @@ def test_combined_pieces_are_the_measurement(image, masks):
         joined, at_once = scanner.combine(pieces), operator(scanner.image, R)
         assert joined.acceleration == R
         assert torch.equal(joined.mask, at_once.mask)
-        assert torch.allclose(joined.zero_filled, at_once.zero_filled, atol=1e-5)
+        assert torch.equal(joined.zero_filled, at_once.zero_filled)
     assert torch.allclose(joined.zero_filled, scanner.image, atol=1e-5)
     columns = np.concatenate([piece["columns"] for piece in pieces])
-    assert sorted(columns) == list(range(64))  # each line is measured once
+    assert sorted(columns) == list(range(width))  # each line is measured once
     with refused("value.invalid"):
         scanner.measure(4)

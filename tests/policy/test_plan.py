@@ -208,7 +208,7 @@ def test_too_few_units_give_a_caveat():
 def test_scores_without_a_threshold_give_a_caveat(policy):
     made = planned(AGREED, policy=policy)
     assert set(made.thresholds) == {np.inf}
-    assert "at any threshold" in made.guarantee.caveat
+    assert "at every threshold" in made.guarantee.caveat
 
 
 def test_threshold_at_which_nothing_stops_warns():
@@ -250,14 +250,14 @@ EARLY = {"alpha": 0.2, "max_width": 0.1, "delta": 0.15, "given": "early"}
 )
 def test_statement_of_a_level_excludes_early_reports(options, is_stated):
     text = tq.plan(exact_table(), **options).statement
-    assert ("among those that stop early, the reported level may be false" in text) == is_stated
+    assert ("among those that stop early, the reported statement may be false" in text) == is_stated
 
 
 @pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
 def test_groups_of_one_case_double_delta_among_early_stops(unit):
     text = tq.plan(exact_table(), unit=unit, **EARLY).statement
-    assert "for all but 0.15 of calibration sets" in text
-    doubled = "If groups of one case exist, this holds for all but 0.3 of calibration sets." in text
+    assert "for all but a fraction 0.15 of calibration sets" in text
+    doubled = "exist, this holds for all but a fraction 0.3 of calibration sets." in text
     assert doubled == (unit == "whole-group")
 
 

@@ -240,7 +240,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _print_warnings() -> None:
-    """Print our own warnings as sentences."""
+    """Print the warnings of taskuq as sentences."""
     show, printed = warnings.showwarning, set()
 
     def print_warning(message: Any, category: Any, *where: Any, **more: Any) -> None:
@@ -330,7 +330,7 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
 
 
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
-    """Load a table with the declared range, or some of its tasks."""
+    """Load a table, or some of its tasks, with the declared range."""
     from taskuq.table._table import TaskOutputs
 
     needed = "low,high, or as in lesion=0:1,area=0:inf"
@@ -399,7 +399,7 @@ def show_table(title: str, rows: Sequence[Row], *, to_stderr: bool = False) -> N
     Console(stderr=to_stderr, width=max(100, width), highlight=False).print(table)
 
 
-MARKED = "Worst classes and sites are measured; ! is below {:g} by more than two standard errors."
+MARKED = "Worst coverages are measured; ! marks those over two standard errors below {:g}."
 
 
 def mark_coverage(part: Any, *, is_below: bool) -> str:

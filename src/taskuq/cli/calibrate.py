@@ -150,8 +150,8 @@ def sample_size(
         low, high = 1 - alpha - epsilon, min(1.0, 1 - alpha + epsilon)
         covered = f"at least {low:g}" if one_sided else f"between {low:g} and {high:g}"
         app.print_result(
-            f"{size} calibration cases: all but {delta:g} of calibration sets then cover {covered} "
-            f"of new cases ({least} are needed for a finite interval)."
+            f"With {size} calibration cases, intervals cover {covered} of new cases for all but a "
+            f"fraction {delta:g} of calibration sets; a finite interval needs {least} cases."
         )
     record = {
         "schema": "taskuq.plan-size/1", "alpha": alpha, "epsilon": epsilon, "delta": delta,
@@ -315,8 +315,8 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     _print_left_out(record, to_stderr=to_stderr)
     if by_one:
         app.print_message(
-            "'by one' is the width relative to one quantile for both ends, on the same splits. "
-            "Do not choose on the calibration cases, or the guarantee is void."
+            "'by one' is the width relative to that with one quantile for both ends. Do not choose "
+            "between the two on the calibration cases, or the guarantee is void."
         )
     if fits := [r.histogram for r in record.results if r.histogram is not None]:
         worst = f"p-value {min(fit.p_value for fit in fits):.2g} of {len(fits)}"

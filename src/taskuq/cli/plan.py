@@ -99,7 +99,7 @@ def plan(
                 width = "–" if (mean := part["width"]) is None else f"{mean:.3g}"
                 app.print_message(
                     f"{kind} {part[kind]}: mean acceleration {part['mean_acceleration']:.2f}, "
-                    f"coverage {part['coverage']:.3f}, width of early reports {width}, of "
+                    f"coverage {part['coverage']:.3f}, width of early reports {width}, on "
                     f"{part['cases']} calibration cases"
                 )
     if (without := made.certificate.get("mean_acceleration_without_given")) is not None:
@@ -299,7 +299,7 @@ def _print(
     app.print_message(
         f"Coverage is for {first.coverage_of}; mean R and other means are for {first.mean_over}"
         + ("; 'R by case' weights every case equally" if unequal else "")
-        + ". ± is the standard error, as a sample of groups (or cases), calibration included."
+        + ". ± is the standard error over samples of groups (or cases), calibration included."
         + ("" if has_widths else " Widths by task: taskuq evaluate and taskuq report.")
     )
     if kinds:

@@ -112,8 +112,8 @@ def monitor(
     ]
     title = (
         f"{test.units - before} new {test.policy.guarantee.unit}s, {test.units} in all; evidence "
-        f"is times each statistic's share of delta, and {1 / test.delta:g} in one withdraws the "
-        "guarantee"
+        f"is weighted by each statistic's share of delta; {1 / test.delta:g} in one statistic "
+        "withdraws the guarantee"
     )
     app.show_table(title, rows)
     app.print_message(test.statement)

@@ -109,7 +109,7 @@ def as_round(
             message = "targets are missing; pass outputs and targets, or a table that has both"
             raise InputError(message, code="targets.missing")
         if (task is not None and not joint) or isinstance(acceleration, str):
-            message = "task= and round names choose from a table, got arrays; remove them"
+            message = "task= and round names need a table, got arrays; remove them"
             raise InputError(message, code="option.unused")
         R = None if acceleration is None else float(acceleration)
         names = None if task is None else tuple(task)
@@ -261,22 +261,22 @@ def calibrate(
         unit: Exchangeable unit, 'case', 'group' or 'site' (a random case of a random group of a
             new site); default: 'group' if groups are given.
         cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
-        delta: Probability, over calibration sets, that coverage given the set is below 1 - alpha.
+        delta: Allowed probability, over calibration sets, of a coverage below 1 - alpha.
         label: Class of each case; the guarantee holds within each class, and new cases need no
             label.
-        strata: Stratum of each case, any function of the inputs; the guarantee holds within each
+        strata: Stratum of each case, a function of the inputs; the guarantee holds within each
             stratum, and new cases need their stratum.
         condition_on: With groups and strata or labels, the unit drawn at random: 'case', a random
             case of a new group, given its stratum (default), or 'group', a random case of the
             stratum in a new group that contains it (default if ``cases`` is 'all' or a fraction).
-        delta_scope: With delta and strata, 'each' for each stratum separately, 'all' for all
-            jointly.
+        delta_scope: With delta and strata, 'each' if delta holds for each stratum, 'all' if for
+            all strata jointly.
         weights: Likelihood ratios of new inputs to calibration inputs; new cases need their weight.
         side: 'two', 'upper' or 'lower'; 'each' for a quantile per end at half the error rate.
         task_range: Range of the task; intervals are clipped to it.
         tuning: Outputs and targets of other cases to which a score is fitted. Without it, `learned`
-            holds out three tenths of the units; `mlwr` uses the outputs of all units, or with
-            ``delta`` of a tenth of them.
+            holds out three tenths of the units; `mlwr` uses the outputs of all units or,
+            with ``delta``, of a tenth that is held out.
         acceleration: Round of a table, by acceleration or name; stored with the bound.
         task: Task of a table.
         seed: Integer or Generator for the random choice of units to hold out, if any.

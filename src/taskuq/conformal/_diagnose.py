@@ -174,7 +174,7 @@ def diagnose(
         rounds = _table_rounds(table, acceleration)
     else:
         if task is not None or acceleration is not None:
-            message = "task= and acceleration= choose from a table, got arrays; remove them"
+            message = "task= and acceleration= need a table, got arrays; remove them"
             raise InputError(message, code="option.unused")
         rounds = _array_rounds(outputs, targets)
     results: list[SampleDiagnosis] = []
@@ -355,9 +355,9 @@ class Comparison:
     Args:
         results: Statistics of each round and task, the smallest p-value first.
         unit: Unit, 'case' or 'group'.
-        n_first: Units of the first table.
-        n_second: Units of the second.
-        permutations: Permutations drawn; None if all were enumerated.
+        n_first: Number of units of the first table.
+        n_second: Number of units of the second table.
+        permutations: Number of permutations drawn; None if all were enumerated.
     """
 
     results: tuple[ComparedStatistic, ...]
@@ -377,7 +377,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         first, second = (count_noun(n, self.unit) for n in (self.n_first, self.n_second))
-        lines = [f"{first} and {second}: p-value {self.p_value:.2g} if they are exchangeable"]
+        lines = [f"{first} and {second}: p-value {self.p_value:.2g} under exchangeability"]
         for r in self.results:
             of = ", ".join(filter(None, (r.name, r.task, r.round)))
             shown = f"{r.first:.4g} and {r.second:.4g}"
@@ -401,8 +401,8 @@ def compare(
 
     .. math:: p = \frac{1 + \#\{b : |d(\pi_b)| \ge |d|\}}{1 + B}
 
-    or with all of them if there are at most :math:`B`. The statistics of a unit are means over its
-    cases: of the samples' mean and spread and, with targets, of the error of the mean. Holm's
+    If there are at most :math:`B` assignments, all are used. The statistics of a unit are means
+    over its cases of the samples' mean and spread and, with targets, the error of the mean. Holm's
     method corrects for all statistics, so a p-value at most :math:`\alpha` occurs with probability
     at most :math:`\alpha` in exchangeable tables of any size. A large p-value is not evidence of
     exchangeability: other or small differences remain undetected.

@@ -188,8 +188,8 @@ def evaluate(
         \mathrm{width}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
 
     With groups as the unit, no group is divided, and every group has equal weight. If ``cases``
-    is 'all' or a fraction, coverage is the fraction of groups with that many cases covered. A
-    case is covered if its reported interval contains its target.
+    is 'all' or a fraction, a group is covered if this fraction of its cases is, and coverage is
+    the fraction of groups covered. A case is covered if its reported interval contains its target.
 
     Args:
         outputs: Task outputs as in :func:`taskuq.calibrate`, or a table with all arrays.
@@ -308,7 +308,7 @@ def _bound(
 def _refitted(
     options: _Options, score: Score, side: BoundSide, trials: int, seed: int
 ) -> _PoolResults:
-    """Evaluate a score that learns from the calibration set of each split, as calibration does."""
+    """Evaluate a score that is fitted anew to the calibration set of each split."""
     checked, edges = options.checked, options.size_bins
     unit, index, m = checked.unit, checked.unit_of_case, checked.n_test
     of_case = index if unit.is_group else np.empty(0, np.int64)
@@ -515,7 +515,10 @@ def _summarise(options: _Options, name: str, parts: list[_PoolResults], splits: 
 def _moments(values: FloatArray) -> MeanAndSD:
     if not np.isfinite(values).all():
         return MeanAndSD(math.inf, math.nan)
-    return MeanAndSD(float(values.mean()), float(values.std()))
+    # Squares of very large or small numbers leave the range of floats.
+    largest = np.abs(values).max(initial=0)
+    unit = 1.0 if largest == 0 or 1e-100 < largest < 1e100 else largest
+    return MeanAndSD(float((values / unit).mean() * unit), float((values / unit).std() * unit))
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ NEGLIGIBLE = 1e-16
 # Bins of the chi-square test are pooled until each expects this many trials.
 EXPECTED = 10.0
 HONESTLY = (
-    "Random splits of a fixed set follow this law for any data: agreement shows that the "
-    "code is right, not that new cases are exchangeable with these."
+    "The coverage of random splits of a fixed set follows this law for any data: agreement shows "
+    "that the code is right, not that new cases are exchangeable with these cases."
 )
 
 
@@ -257,7 +257,7 @@ class Evaluation(Displayed):
         acceleration: Acceleration of the round, if given.
         round_name: Name of the round, if it has one.
         task: Task, if there are several.
-        width_single_quantile: With a quantile per end, the width that one quantile for both gives.
+        width_single_quantile: Width with one quantile for both ends, if each end has its own.
     """
 
     score: str

@@ -165,7 +165,7 @@ class _TwoQuantileFamily:
 
 
 def parse_side(side: BoundSide) -> tuple[Side, int]:
-    """Return the score side and the number of quantiles."""
+    """Return the side of the score and the number of quantiles."""
     if side not in (*SIDES, "each"):
         message = f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}"
         raise InputError(message, code="choice.unknown")
@@ -174,7 +174,7 @@ def parse_side(side: BoundSide) -> tuple[Side, int]:
 
 def each_end(family: IntervalFamily) -> _TwoQuantileFamily:
     if not isinstance(family, LinearFamily) or family.side != "two":
-        message = "side='each' needs a built-in, two-sided score; use side='two' with your own"
+        message = "side='each' needs a built-in, two-sided score; use side='two' for other scores"
         raise InputError(message, code="option.conflict")
     return _TwoQuantileFamily(replace(family, side="lower"), replace(family, side="upper"))
 
@@ -211,7 +211,7 @@ class _CallableFamily:
 
 @dataclass(frozen=True)
 class BracketedFamily:
-    """Family with bracketed centre and scale; its scores are the largest over the corners."""
+    """Family with bracketed centre and scale; scores are the largest over corners."""
 
     corners: tuple[IntervalFamily, ...]
 
@@ -262,7 +262,8 @@ def interval_family(score: Score, outputs: FloatArray, ends: int = 1) -> Interva
 
 
 def rounds_for_score(score: Score, outputs: FloatArray) -> FloatArray:
-    return outputs if outputs.ndim == 2 or uses_earlier_rounds(score) else outputs[-1]
+    is_whole = outputs.ndim == 2 or getattr(score, "uses_earlier_rounds", False)
+    return outputs if is_whole else outputs[-1]
 
 
 def uses_earlier_rounds(score: Score) -> bool:

@@ -114,7 +114,7 @@ class Guarantee:
 
     @cached_property
     def _unit_per_quantile(self) -> Unit:
-        """Unit covered at each end separately, such that both ends together keep the guarantee."""
+        """Unit for the quantile of one end, such that both ends together keep the guarantee."""
         fraction = self._unit.fraction
         if fraction is None or self.quantiles_per_interval == 1:
             return self._unit
@@ -152,10 +152,10 @@ class Guarantee:
         target = "the target" if is_one else "the targets"
         target = target if self.tasks == 1 else f"all {self.tasks} targets"
         subject = "the interval contains" if is_one else "the intervals contain"
-        assumed = "exchangeable with" if self.delta is None else "independent of and alike to"
+        assumed = "exchangeable with" if self.delta is None else "i.i.d. with"
         covered = unit.covered
         if self.condition_on == "group":
-            covered = f"{unit.part} of any one {self._strata_text} in a new group that has some"
+            covered = f"{unit.part} of any one {self._strata_text} in a new group with such cases"
         statement = f"{subject} {target} of {covered} with {likely}{self._condition_text}"
         if self.delta is not None:
             statement += f", {self._delta_text(self.delta)}"
@@ -191,7 +191,7 @@ class Guarantee:
 
     def _delta_text(self, delta: float) -> str:
         fraction = bound_text(exact_alpha(delta, "delta"), 4, is_upper=True)
-        sets = f"for all but {fraction} of calibration sets"
+        sets = f"for all but a fraction {fraction} of calibration sets"
         if self.delta_scope is None:
             return sets
         if self.delta_scope == "each":
@@ -215,7 +215,7 @@ class Guarantee:
     def _infinite_scores(self, scores: FloatArray, where: str = "") -> str:
         return (
             f"{int(np.isposinf(scores).sum())} of {len(scores)} calibration scores{where} are "
-            f"infinite (as where all samples agree and are wrong), too many for {self._levels_text}"
+            f"infinite (e.g. if all samples agree and are wrong), too many for {self._levels_text}"
         )
 
     def calibrated(self, scores: FloatArray, group: np.ndarray | None) -> tuple[Guarantee, float]:
@@ -228,7 +228,7 @@ class Guarantee:
         return replace(self, caveat=f"{reason}: {WHOLE_RANGE}"), quantile
 
     def quantile(self, scores: FloatArray, group: np.ndarray | None) -> float:
-        """Return the quantile of calibration scores (case,), for one end if each has its own."""
+        """Return the quantile of calibration scores (case,), or of each end by itself."""
         return self._unit_per_quantile.quantile(scores, group, *self.levels)
 
     def allowed(self, units: int) -> float:

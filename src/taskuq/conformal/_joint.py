@@ -245,9 +245,9 @@ def calibrate_joint(
     their maximum over the tasks is calibrated like a single score:
 
     ===========  ============================================================================
-    ``scale``    divided by their conformal quantile at :math:`\alpha/K` over the other units, for
-                 :math:`K` tasks: never wider than Bonferroni's intervals, which have one error rate
-                 of :math:`\alpha/K` per task; with ``delta`` by a quantile of tuning cases
+    ``scale``    divided by their conformal quantile at :math:`\alpha/K`, for :math:`K` tasks, over
+                 the other units. These intervals are never wider than Bonferroni's, with error rate
+                 :math:`\alpha/K` per task. With ``delta``, divided by a quantile of tuning cases
     ``minimax``  their empirical distribution on tuning cases, extrapolated beyond the largest
     ===========  ============================================================================
 

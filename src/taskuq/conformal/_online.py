@@ -27,7 +27,7 @@ SCHEMA = "taskuq.online-bound/1"
 
 @dataclass(frozen=True, repr=False)
 class OnlineBound(BaseBound):
-    r"""Bound whose level is updated by audits; each audit returns a new bound.
+    r"""Bound whose level is updated by audits; each update returns a new bound.
 
     After audit :math:`t`, with :math:`e_t = 1` for a miss and 0 otherwise,
 
@@ -103,11 +103,11 @@ class OnlineBound(BaseBound):
     def statement(self) -> str:
         """The guarantee in one sentence."""
         if self.audits == 0:
-            return "No audit yet: the miss rate is guaranteed in the long run, from audits on."
+            return "No audit yet: the guarantee on the miss rate starts with the first audit."
         return (
             f"Guaranteed in the long run: over {self.audits} audits the miss rate is within "
-            f"{bound_text(self.largest_deviation, 4, is_upper=True)} of {self.alpha:g}, whatever "
-            "drifts; no guarantee for the next case alone."
+            f"{bound_text(self.largest_deviation, 4, is_upper=True)} of {self.alpha:g}, under any "
+            "drift; there is no guarantee for the next case alone."
         )
 
     def _summary(self) -> Summary:

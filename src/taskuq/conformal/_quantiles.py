@@ -173,7 +173,7 @@ def betting_order(units: int) -> NDArray[np.int64]:
 def random_order(
     contents: Sequence[bytes], seed: int | np.random.Generator = 0
 ) -> NDArray[np.int64]:
-    """Return a random order of units; their names and their order have no influence on it.
+    """Return a random order of units; their names and their input order have no influence.
 
     Units are sorted by a digest of their contents, then permuted at random. The digests of all
     units are part of the seed, so that no position among the sorted units is favoured.
@@ -300,7 +300,7 @@ def calibration_size(
     r"""Return the number of calibration cases that keeps coverage close to its target.
 
     The coverage over all future cases is :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The result
-    is the smallest :math:`n` such that, for it and all larger ones,
+    is the smallest :math:`n` such that, for :math:`n` and all larger sizes,
 
     .. math:: \mathbb P\{|B_n - (1 - \alpha)| \le \varepsilon\} \ge 1 - \delta
 
@@ -311,7 +311,7 @@ def calibration_size(
     Args:
         alpha: Error rate.
         epsilon: Acceptable deviation :math:`\varepsilon`.
-        delta: Probability :math:`\delta` of a larger deviation.
+        delta: Allowed probability :math:`\delta` of a larger deviation.
         two_sided: True if over-coverage counts as a deviation too.
         group_size: Mean number :math:`g` of cases in a group.
         icc: Intraclass correlation of misses within a group.
@@ -334,7 +334,7 @@ def calibration_size(
     largest = 2 * z**2 * a * (1 - a) / epsilon**2 + 20 / max(min(epsilon, a, 1 - a), 1e-300) + 100
     if largest > LARGEST_SIZE:
         message = f"epsilon={epsilon:g} at alpha={a:g} needs over {LARGEST_SIZE} cases"
-        raise InputError(f"{message}; choose larger ones", code="value.invalid")
+        raise InputError(f"{message}; choose larger values", code="value.invalid")
     n = np.arange(1, int(largest) + 1)
     # Sixteen decimals of alpha times n do not fit 64 bits; Python's integers hold anything.
     fits = level.numerator * (largest + 1) < 2**62

@@ -307,8 +307,8 @@ class _GroupFractionUnit(_RankedUnit):
 
 
 GROUPED = (
-    "cases come in groups, and unit='case' takes them as exchangeable one by one: nothing is "
-    "guaranteed for a new group; use unit='group'"
+    "cases come in groups, but unit='case' treats them as exchangeable, so nothing is guaranteed "
+    "for a new group; use unit='group'"
 )
 
 

@@ -77,7 +77,7 @@ class ArrayDataset:
         scale = float(self.scales[index])
         image = torch.as_tensor(self.images[index])
         image = image / scale if image.is_complex() else image.to(torch.float32) / scale
-        label, group, case = (one[index] for one in (self.labels, self.groups, self.cases))
+        label, group, case = self.labels[index], self.groups[index], self.cases[index]
         return Case(image, int(label), str(group), str(case), scale)
 
 
@@ -116,7 +116,7 @@ class NpzData(DataConfig):
     """Settings of [data] for one .npz file, read by :func:`read_npz`."""
 
     path: Path | None = None  #: .npz file with images, label and group.
-    #: "image" for one group per image, if the file has no groups.
+    #: Set to "image" for one group per image, if the file has no groups.
     group: Literal["image"] | None = None
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from operator import ge, gt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -239,9 +239,7 @@ def nested_masks(
         text = f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'"
         raise InputError(text, code="choice.unknown")
     widths = acs_widths(width, accelerations, lines) if acs is None else list(acs)
-    if len(widths) != len(lines) or any(
-        not 0 <= w <= n for w, n in zip(widths, lines, strict=True)
-    ):
+    if len(widths) != len(lines) or min(widths) < 0 or any(map(gt, widths, lines)):
         given = f"acs is {widths} for rounds of {lines} lines"
         raise InputError(f"{given}; pass at most as many per round", code="rounds.invalid")
     if density is None:
@@ -281,7 +279,7 @@ def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
         text = f"accelerations are {list(accelerations)}; pass at least 1"
         raise InputError(text, code="rounds.invalid")
     lines = [round(width / R) for R in accelerations]
-    if lines[0] < 1 or any(b <= a for a, b in pairwise(lines)):
+    if lines[0] < 1 or any(map(ge, lines, lines[1:])):
         given = f"accelerations {list(accelerations)} measure {lines} of {width} lines"
         raise InputError(f"{given}; each must add a line", code="rounds.invalid")
     return lines

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -256,7 +257,7 @@ class CaseExecutor:
             found.append(self._case(name, targets[k], outputs[k], np.stack(each) if each else None))
         return found
 
-    @property
+    @cached_property
     def _compares(self) -> bool:
         return isinstance(self.executor.task, FullReferenceTask)
 

@@ -111,10 +111,10 @@ def as_cases(
     names = tuple(map(str, range(n) if case is None else as_ids(case, "case", n)))
     if len(set(names)) != n:
         raise InputError("two images have the same case; pass unique ids", code="table.duplicate")
-    groups, sites = (
+    groups, sites = [
         None if ids is None else as_ids(ids, name, n).astype(str)
         for name, ids in (("group", group), ("site", site))
-    )
+    ]
     if groups is not None and sites is not None:
         require_one_site(groups, sites)
     labels = None if label is None else as_ids(label, "label", n)

@@ -292,7 +292,7 @@ class AnytimePolicy(NestedPolicy):
 
     def statement(self, goal: Goal | Goals, guarantee: str) -> str:
         what = guarantee.removeprefix("Guaranteed: ")
-        return f"Guaranteed for all rounds at once, whatever makes you stop: {what}"
+        return f"Guaranteed for all rounds at once and any stopping rule: {what}"
 
 
 @final
@@ -344,7 +344,7 @@ STATISTICS: dict[str, Callable[[Goal], Score]] = {
 
 @final
 class FixedWidthPolicy(PolicyKind):
-    """Policy that reports a window of the requested width and stops when its risk is small."""
+    """Policy that reports a window of the requested width and stops once its risk is small."""
 
     options: ClassVar[tuple[str, ...]] = ("statistic", "budget", "round_tolerance")
     rule_class: ClassVar[type[StoppingRule]] = WindowRule

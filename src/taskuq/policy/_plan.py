@@ -124,12 +124,12 @@ def plan(
             ``delta``; the certificate records their cost in acceleration.
         label: Class of each case, as an array or the name of a column of the table ('label'); the
             guarantee holds within each class, and new cases need no label.
-        strata: Stratum of each case, known before its scan, in the same way; the guarantee holds
-            within each stratum, and :meth:`Policy.decide` needs the stratum of a new case.
+        strata: Stratum of each case, known before its scan, given like ``label``; the guarantee
+            holds within each stratum, and :meth:`Policy.decide` needs the stratum of a new case.
         condition_on: With groups and classes or strata, the random draw: 'case', a random case of
             a new group, given its class, or 'group', a random case of the class in a new group
             that contains it (default if whole groups stop, or ``cases`` is 'all' or a fraction).
-        delta_scope: With delta and strata, 'each' for each separately or 'all' for all jointly.
+        delta_scope: Scope of delta with strata: 'each' for each separately, 'all' for all jointly.
         side: 'two', 'upper' or 'lower'; default: derived from ``at_least`` and ``at_most``.
         choose: Candidate policies such as 'fixed-width:learned' or 'adaptive:mlwr'. They are
             compared on three tenths of the units; the one with the largest mean acceleration is
@@ -375,7 +375,7 @@ def _by_class_and_site(
 
 
 def _mean(values: FloatArray, weights: FloatArray) -> float | None:
-    """Return a weighted mean; None if all weights are 0 or it is infinite, as for one end."""
+    """Return a weighted mean; None if all weights are 0 or the mean is infinite."""
     used = weights > 0
     mean = float(np.average(values[used], weights=weights[used])) if used.any() else np.inf
     return mean if np.isfinite(mean) else None
@@ -501,7 +501,7 @@ def _explain_no_stop(
     if not reason and guarantee.given:
         reason = f"too few early stops, or too many missed, to certify {guarantee._levels_text}"
     elif not reason:
-        reason = f"too many cases are missed at any threshold for {guarantee._levels_text}"
+        reason = f"too many cases are missed at every threshold for {guarantee._levels_text}"
     rounds = ", ".join(f"{R:g}" for R in accelerations[closed.reshape(len(closed), -1).any(axis=1)])
     what = "every scan continues to the end" if closed.all() else f"no scan stops at R = {rounds}"
     if closed.ndim > 1 and within is not None and not closed.all():
@@ -520,7 +520,7 @@ def _degenerate_warning(
     if np.max(thresholds[0]) > LEAST:
         return None
     return (
-        f"The threshold is minus infinity: even so, no more is missed than {allowed} allows, and "
+        f"Even the lowest threshold, minus infinity, keeps misses within {allowed}: "
         "every scan stops in the first round whose report can reach the goal "
         f"({stops[0].mean():.0%} of the calibration scans in round 0)."
     )

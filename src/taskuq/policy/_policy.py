@@ -159,12 +159,12 @@ class Policy(Displayed):
             parts.append("All cases of a group stop together.")
             if self.guarantee.given and self.guarantee.delta is not None:
                 twice = min(Fraction(1), 2 * exact_alpha(self.guarantee.delta))
-                sets = f"all but {bound_text(twice, 4, is_upper=True)} of calibration sets"
-                parts.append(f"If groups of one case exist, this holds for {sets}.")
+                sets = f"a fraction {bound_text(twice, 4, is_upper=True)} of calibration sets"
+                parts.append(f"If groups of one case exist, this holds for all but {sets}.")
         if self.is_guaranteed and self.goal.has_level and not self.guarantee.given:
             parts.append(
-                f"The error rate of {self.alpha:g} counts all scans: among those that stop early, "
-                "the reported level may be false more often."
+                f"The error rate of {self.alpha:g} is over all scans: among those that stop early, "
+                "the reported statement may be false more often."
             )
         if "chosen" in self.provenance:
             parts.append(str(self.provenance["chosen"]["sentence"]))
@@ -183,7 +183,7 @@ class Policy(Displayed):
             return self
         named = ", ".join(self.strata)
         if stratum is None:
-            message = f"the policy needs the stratum of a scan, one of {named}: use for_stratum"
+            message = f"the policy has strata; pass stratum= or --stratum, one of {named}"
             raise InputError(message, code="option.missing")
         if str(stratum) not in self.strata:
             message = f"stratum {stratum!r} was not calibrated; the policy has {named}"
@@ -290,7 +290,7 @@ class Policy(Displayed):
     ) -> str:
         at = self._labels[round]
         if agreeing.any() and (len(stops) == 1 or self.whole_group):
-            return f"continue {at}: the samples of a round all agree, as in no calibration case"
+            return f"continue {at}: all samples of a round agree, unlike in calibration"
         if is_part:
             return f"continue {at}: no calibration group had one case; pass all cases of the group"
         if self.whole_group:

@@ -100,7 +100,7 @@ class StoredScans:
         return costs(self.accelerations)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the scores of cases, or the given thresholds where their reports cover already."""
+        """Return the scores of cases, or the thresholds where reports already cover the target."""
         found = self.statistics.score.copy()
         for k, row in enumerate(thresholds):
             q = np.broadcast_to(row, found[k].shape)
@@ -291,7 +291,7 @@ class Simulation(Displayed):
         stops: Fraction and coverage of the cases stopped in each round, the full measurement last.
         standard_errors: Standard errors of mean acceleration and coverage, over tables and splits.
         sd: Standard deviations over splits of mean acceleration, coverage and width.
-        given: 'early' if coverage among early stops is guaranteed, 'round' if in each round.
+        given: 'early' if coverage among early stops is guaranteed, 'round' if for each round.
         condition: 'each class' or 'each stratum' if the guarantee holds within them.
         class_coverage: Measured for each class: number of cases, coverage with a standard error,
             mean acceleration, and mean width of early reports.

@@ -52,7 +52,7 @@ class Calibrator:
 
     @property
     def weights(self) -> FloatArray:
-        """Weight of each case in a mean over units; with a class, of its cases alone."""
+        """Weight of each case in a mean over units; given a class, 0 outside it."""
         weight = self.unit.weights(self._ids)
         if self.inside is None:
             return weight
@@ -371,7 +371,7 @@ def _last_certified(
     alpha: float,
     delta: float,
 ) -> float:
-    """Return the last threshold of a grid before the first that a class fails."""
+    """Return the last threshold of a grid before the first that fails for some class."""
     certify = _certified_groups if classes[0].unit.is_group else _certified_cases
     sums = [_by_unit(stops, one) for one in classes]
     passed = np.all([certify(early, missed, alpha, delta) for early, missed in sums], axis=0)
@@ -396,7 +396,7 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return next-round thresholds: the first that miss at most given parts of alpha."""
+    """Return thresholds for the next round: the first with misses within given parts of alpha."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]

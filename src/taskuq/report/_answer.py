@@ -146,7 +146,7 @@ def _answer(contents: Contents) -> _Answer:
         if guarantee is not None and _is_worse_early(best):
             warning = (
                 f"But {_percent(1 - number(best['coverage_early']))} of the reports of scans that "
-                "stopped early missed the truth: fully sampled scans count as covered."
+                "stopped early missed the truth; overall, full scans count as covered."
             )
             guarantee = guarantee._replace(shortages=(*guarantee.shortages, warning))
         worst = tuple(_worst(contents, [best]))

@@ -408,7 +408,7 @@ def _simulated(
 def _guarantees(
     evaluations: Iterable[Record], opened: Sequence[Policy | Bound], monitors: Iterable[Record]
 ) -> list[Statement]:
-    """Return the first guarantees and all with a caveat; by default, those of evaluations."""
+    """Return the guarantees to show: the first ones, and all with a caveat."""
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
@@ -444,7 +444,7 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
         return None
     delta = (record.get("inputs") or {}).get("delta")
     given = "" if delta is None else f", except for a fraction {delta:g} of calibration sets"
-    assumed = "exchangeable with" if delta is None else "independent of and alike to"
+    assumed = "exchangeable with" if delta is None else "i.i.d. with"
     without = [r for r in record["results"] if r.get("infinite")]
     short: tuple[str, ...] = ()
     if without:
@@ -457,7 +457,7 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
         share = "all" if float(worst["infinite"]) == 1 else f"{float(worst['infinite']):.4g}"
         short = (
             f"But {share} of the splits give no finite interval{at} "
-            f"({worst['score']}): they are the whole task range.",
+            f"({worst['score']}): their intervals are the whole task range.",
         )
     return Statement(
         f"Guaranteed: an interval calibrated as in these splits contains the target of "
@@ -544,7 +544,7 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
     lower, upper = np.full((n, tasks), np.nan), np.full((n, tasks), np.nan)
     group = table.group if policy.whole_group else np.zeros(n)
     if group is None:
-        raise InputError("it decides about whole groups, the table has none", code="groups.missing")
+        raise InputError("it decides for whole groups; the table has none", code="groups.missing")
     jointly = [np.flatnonzero(group == g) for g in np.unique(group)]
     for k in range(table.rounds):
         for members in jointly:
@@ -574,7 +574,7 @@ def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Apply a bound to every case of a table."""
     k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
-        text = "the table has several accelerations and the bound names none"
+        text = "the table has several accelerations and the bound records none"
         raise InputError(text, code="rounds.invalid")
     if table.tasks > 1:
         raise InputError("it is for one task, the table has several", code="policy.mismatch")

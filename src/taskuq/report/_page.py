@@ -215,7 +215,7 @@ def _context(contents: Contents) -> dict[str, Any]:
         "notes": [
             *contents.notes,
             *notes,
-            *(f"{path} is {schema}, which this report does not show."
+            *(f"{path} has schema {schema}, which this report does not show."
               for path, schema in folder.others),
             *(f"{path} could not be read: {reason}" for path, reason in folder.unreadable),
         ],
@@ -423,9 +423,9 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
 
 # In the order of the glossary.
 TERMS = {
-    "AR": "absolute residual: intervals of one width around a point estimate",
-    "LWR": "locally weighted residual: intervals as wide as the samples spread",
-    "CQR": "conformalized quantile regression: between two sample quantiles, widened",
+    "AR": "absolute residual: intervals of equal width around a point estimate",
+    "LWR": "locally weighted residual: intervals proportional to the spread of the samples",
+    "CQR": "conformalized quantile regression: widened intervals between two sample quantiles",
     "MLWR": "LWR with a regularised spread: each spread is shrunk towards those of all cases",
     "α": "error rate: at most this fraction of reports may miss the truth",
     "τ": "interval width at which a scan may stop",

@@ -177,7 +177,7 @@ def _claim(run: Path, table: TaskOutputs) -> None:
 
 
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
-    """Write the explorer's data; cases with images are displayed, the others calibrate."""
+    """Write the explorer's data; cases with images are displayed, others used to calibrate."""
     assert table.images_path is not None
     with open_npz(table.images_path, "pictures") as archive:
         seen = {name: archive[name] for name in archive}

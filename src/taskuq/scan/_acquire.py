@@ -244,7 +244,7 @@ class ScanLoop:
         begun = perf_counter()
         # The disk writes while networks compute; monitor and audit log receive a round after its
         # measurements are stored.
-        with background(store):
+        with nullcontext() if store is None else background(store):
             results = decider.compute(k, measured)
         records = decider.decide(k, measured, results)
         latency = perf_counter() - begun
@@ -274,7 +274,7 @@ class ScanLoop:
                 self.options.on_round(record)
 
     def _repeat(self, scans: dict[str, Scan]) -> Generator[Awaited, None, None]:
-        """Repeat the stored rounds on scanners that can be verified."""
+        """Repeat the stored rounds on scanners with a method ``remeasure``."""
         scanners, selector = self.decider.scanners, self.decider.selector
         verifiable = {
             name: again

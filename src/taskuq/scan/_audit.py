@@ -70,7 +70,7 @@ def read_audit_log(
     for number, line in _lines(path):
         chained = {name: value for name, value in line.items() if name != "hash"}
         if line.get("previous") != previous or line.get("hash") != fingerprint(chained):
-            text = f"{path}: line {number} does not follow from the one before: damaged or edited"
+            text = f"{path}: line {number} breaks the hash chain: the log is damaged or edited"
             raise InputError(text, code="file.damaged")
         previous = line["hash"]
         found.append(line)
@@ -87,7 +87,7 @@ def lines_after(lines: list[dict[str, Any]], expect: str) -> int:
     for k, line in enumerate(reversed(lines)):
         if str(line["hash"]).startswith(expect.lower()):
             return k
-    text = f"no line of the audit log has the hash {expect}: it was cut or rewritten"
+    text = f"no line of the audit log has the hash {expect}: the log was cut or rewritten"
     raise InputError(text, code="file.damaged")
 
 

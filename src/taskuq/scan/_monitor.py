@@ -128,7 +128,7 @@ class _MartingaleStream:
         if before is None:
             return False
         if abs(before - value) > AGREES * (1 + abs(before)):
-            text = f"{unit} was seen with {before:g}, got {value:g}; pass unique names of units"
+            text = f"{unit} was seen with {before:g}, got {value:g}; pass unique unit names"
             raise InputError(text, code="table.duplicate")
         return True
 
@@ -284,10 +284,10 @@ class Monitor(Displayed):
             for name, s in self.alarms.items()
         ]
         return (
-            f"The guarantee is withdrawn: new {unit}s are not exchangeable with {n} calibration "
-            f"{unit}s, with evidence {self.e_value:.3g} where {1 / self.delta:g} is enough (seen "
-            f"after {self.alarm_after}). What has changed: {'; '.join(found)}. Plan again with "
-            f"{unit}s of today."
+            f"The guarantee is withdrawn: the evidence that new {unit}s are not exchangeable with "
+            f"the {n} calibration {unit}s is {self.e_value:.3g}; {1 / self.delta:g} is enough "
+            f"(reached after {self.alarm_after}). What has changed: {'; '.join(found)}. Plan again "
+            f"with current {unit}s."
         )
 
     def update(
@@ -312,13 +312,13 @@ class Monitor(Displayed):
         given = dict(statistics or {})
         if given.keys() != self.calibration_statistics.keys():
             own, got = (", ".join(s) or "none" for s in (self.calibration_statistics, given))
-            text = f"the monitor has statistics {own}, got {got}; pass those of its creation"
+            text = f"the monitor has statistics {own}, got {got}; pass {own}"
             raise InputError(text, code="shape.mismatch")
         units = len(next(iter(found.values())))
         for mine, values in given.items():
             each = as_real_array(values, mine, ndim=(0, 1)).astype(float).reshape(-1)
             if len(each) != units:
-                text = f"{mine} has {len(each)} numbers for {units} units; pass one each"
+                text = f"{mine} has {len(each)} numbers for {units} units; pass one per unit"
                 raise InputError(text, code="shape.mismatch")
             found[mine] = round_significant(each)
         self._add(found, unit)
@@ -394,7 +394,7 @@ class Monitor(Displayed):
             shape = (x.shape[1], x.shape[3])
             z = as_real_array(targets, "targets", ndim=(0, 1, 2)).astype(float)
             if z.size != shape[0] * shape[1]:
-                text = f"{shape[0]} cases of {shape[1]} tasks need as many targets, got {z.size}"
+                text = f"targets must have shape {shape} (case, task), got {z.size} targets"
                 raise InputError(text, code="shape.mismatch")
             z = z.reshape(shape)
             require_in_ranges(z, self.policy.task_ranges, "targets")
@@ -443,7 +443,7 @@ class Monitor(Displayed):
         for name, mine in self._made_of.items():
             if record.get(name) != mine:
                 was, is_ = (str(value)[:16] for value in (record.get(name), mine))
-                text = f"{path} is of another {name} ({was}, got {is_}); use another file"
+                text = f"{path} belongs to another {name} ({was}, got {is_}); use another file"
                 raise InputError(text, code="resume.mismatch")
         with complete_record(path, "monitor", "begin a new one"):
             for one in record["statistics"]:

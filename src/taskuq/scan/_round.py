@@ -50,7 +50,7 @@ def find_mismatches(
         # A run always stores the fingerprint of masks, and of other parts if they have weights.
         theirs = calibrated.get(name, "none with weights" if "masks" in calibrated else "")
         if theirs and mine and mine != theirs:
-            found.append(f"the policy was calibrated with {name} {theirs}, this is {mine}: {VOID}")
+            found.append(f"the policy was calibrated with {name} {theirs}, got {mine}: {VOID}")
     return found
 
 
@@ -128,6 +128,8 @@ class RoundDecider:
             else _record(k, name, outputs[name], decisions[name])
             for name in scans
         ]
+        if self.selector is None:
+            return records
         return [self._with_lines(r, scans[r.case], results.chosen.get(r.case)) for r in records]
 
     def late_faults(self, records: Sequence[RoundRecord]) -> dict[str, str]:

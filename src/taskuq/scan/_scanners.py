@@ -57,7 +57,7 @@ class Scanners:
             got = f"{len(each)} measurements" if is_sequence else f"a {type(measured).__name__}"
             raise InputError(
                 f"the scanner of a group of {len(self.of_case)} cases returned {got} in round "
-                f"{round}; return a list of one for each, or an array with a leading case axis",
+                f"{round}; return one measurement per case, or an array with a leading case axis",
                 code="component.invalid",
             )
         return each

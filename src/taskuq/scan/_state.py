@@ -38,7 +38,7 @@ SCAN, ROUND = "taskuq scan_id", "taskuq round"
 
 @contextmanager
 def background(work: Callable[[], None] | None) -> Iterator[None]:
-    """Run work in a thread during the body; wait for it and raise its error."""
+    """Run work in a thread while the ``with`` body runs; then wait and raise its error, if any."""
     if work is None:
         yield
         return

@@ -100,7 +100,7 @@ class ScanHeader:
 
 
 def read_header(xml: str, scan_id: str | None = None) -> ScanHeader:
-    """Read the header of a 2-D Cartesian scan; for any other, raise an error naming the field."""
+    """Read the header of a 2-D Cartesian scan; raise an error that names an unsupported field."""
     document = _parse(xml)
     try:
         # An accession number names a study, and a study has several scans.
@@ -307,67 +307,63 @@ NON_IMAGING = {
 }
 # Calibration lines that belong to the image have a second flag.
 NOISE, CALIBRATION, CALIBRATION_AND_IMAGING, REVERSED = 19, 20, 21, 22
-COMPRESSED = (53, 54, 55, 56)
+COMPRESSED = 0b1111 << 52
 # Bits without a meaning in MRD; those after the compressions belong to users.
 UNDEFINED = ((1 << 52) - 1) & ~((1 << 31) - 1)
 COUNTED = ("kspace_encode_step_2", "average", "contrast", "phase", "repetition", "set")
+ABSENT = ("encoding_space_ref", "discard_pre", "discard_post", "trajectory_dimensions")
+# A channel mask may name other channels in the same number.
+FRAME = (
+    "measurement_uid", "number_of_samples", "sample_time_us", "position", "read_dir", "phase_dir",
+    "slice_dir", "patient_table_position", "channel_mask",
+)  # fmt: skip
 
 
 def non_imaging_kind(acquisition: Any) -> str | None:
     """Return the kind of a non-imaging acquisition, or None."""
-    for flag, name in NON_IMAGING.items():
-        is_image = flag == CALIBRATION and acquisition.is_flag_set(CALIBRATION_AND_IMAGING)
-        if acquisition.is_flag_set(flag) and not is_image:
-            return name
-    return None
+    flags = int(acquisition.flags)
+    if acquisition.is_flag_set(CALIBRATION_AND_IMAGING):
+        flags &= ~(1 << CALIBRATION - 1)
+    return next((name for flag, name in NON_IMAGING.items() if flags >> flag - 1 & 1), None)
 
 
 def line_problem(acquisition: Any, header: ScanHeader) -> str | None:
-    """Return the reason for rejecting an acquisition, naming the field, or None."""
+    """Return the reason (with the header field) for rejecting an acquisition, or None."""
+    # The properties of the acquisition copy a field each time they are read.
+    head = acquisition._head
     if acquisition.is_flag_set(REVERSED):
         return "a reversed line (ACQ_IS_REVERSE); reverse it before sending"
-    if any(acquisition.is_flag_set(flag) for flag in COMPRESSED):
+    if head.flags & COMPRESSED:
         return "a compressed line (ACQ_COMPRESSION); send it uncompressed"
-    if int(acquisition.flags) & UNDEFINED:
-        return f"a line with undefined flags {int(acquisition.flags):#x}"
-    samples, coils = int(acquisition.number_of_samples), int(acquisition.active_channels)
-    allowed = " or ".join(map(str, header.readouts))
-    # There is one image per slice: its other counters are 0.
-    counters = ((name, int(getattr(acquisition.idx, name)), 0) for name in COUNTED)
+    if head.flags & UNDEFINED:
+        return f"a line with undefined flags {head.flags:#x}"
+    samples, readouts, idx = head.number_of_samples, header.readouts, head.idx
     for name, got, need in (
-        *counters,
-        ("encoding_space_ref", int(acquisition.encoding_space_ref), 0),
-        ("version", int(acquisition.version) or 1, 1),
-        ("discard_pre", int(acquisition.discard_pre), 0),
-        ("discard_post", int(acquisition.discard_post), 0),
-        ("trajectory_dimensions", int(acquisition.trajectory_dimensions), 0),
-        ("active_channels", coils, header.shape[0]),
-        ("number_of_samples", samples, samples if samples in header.readouts else allowed),
-        ("center_sample", int(acquisition.center_sample), samples // 2),
+        # There is one image per slice: its other counters are 0.
+        *((name, getattr(idx, name), 0) for name in COUNTED),
+        *((name, getattr(head, name), 0) for name in ABSENT),
+        ("version", head.version or 1, 1),
+        ("active_channels", head.active_channels, header.shape[0]),
+        ("number_of_samples", samples, samples if samples in readouts else readouts),
+        ("center_sample", head.center_sample, samples // 2),
     ):
         if got != need:
-            return f"a line with {name} {got}; {need} is needed"
+            allowed = " or ".join(map(str, np.atleast_1d(need)))
+            return f"a line with {name} {got}; {allowed} is needed"
     return None
 
 
 def line_frame(acquisition: Any) -> tuple[Any, ...]:
     """Return the fields that must be the same in all lines of a slice."""
-    of_slice = ("position", "read_dir", "phase_dir", "slice_dir", "patient_table_position")
-    same = ("measurement_uid", "number_of_samples", "sample_time_us")
-    return (
-        *((name, getattr(acquisition, name)) for name in same),
-        *((name, tuple(getattr(acquisition, name))) for name in of_slice),
-        # Other channels in the same number.
-        ("channel_mask", tuple(acquisition.channel_mask)),
-    )
+    values = ((name, getattr(acquisition._head, name)) for name in FRAME)
+    return tuple((name, tuple(v) if isinstance(v, ctypes.Array) else v) for name, v in values)
 
 
 def frame_problem(acquisition: Any, frame: tuple[Any, ...]) -> str | None:
     """Return the difference between a line and the first line of its slice, or None."""
-    unlike = dict(line_frame(acquisition)).items() - dict(frame).items()
-    if not unlike:
+    if (found := line_frame(acquisition)) == frame:
         return None
-    name, value = min(unlike)
+    name, value = min(set(found) - set(frame))
     return f"a line with {name} {value}, unlike the first of its slice"
 
 
@@ -378,7 +374,7 @@ def remove_oversampling(data: NDArray[np.complexfloating], samples: int) -> NDAr
     do not change.
     """
     if data.shape[-1] == samples:
-        return data.astype(np.complex64)
+        return data.astype(np.complex64, copy=False)
     wide = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(data.astype(complex), axes=-1)), axes=-1)
     start = samples - samples // 2
     row = np.fft.ifftshift(wide[..., start : start + samples], axes=-1)
@@ -424,7 +420,7 @@ class Prewhitening:
             found = ", ".join(f"{time:g}" for time in times)
             raise InputError(
                 f"sample_time_us of noise scans and lines is {found}; prewhitening needs one "
-                "positive time of each",
+                "positive time for each",
                 code="policy.mismatch",
             )
         scale = math.sqrt(2 * times[1] / times[0] * self.bandwidth)
@@ -472,8 +468,7 @@ class Connection:
     def __init__(self, connection: socket.socket, limits: StreamLimits) -> None:
         self.connection, self.limits = connection, limits
         self._sending = threading.Lock()
-        self._until: float | None = None
-        self._paced: float | None = None
+        self._until = self._paced = math.inf
         self.has_begun = False
         # True while the client waits for a reply.
         self.is_awaited: Callable[[], bool] = lambda: False
@@ -487,8 +482,8 @@ class Connection:
                 connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
-    def wait_until(self, until: float | None) -> None:
-        """Set the deadline of all reads, on the monotonic clock."""
+    def wait_until(self, until: float = math.inf) -> None:
+        """Set the deadline of all reads, on the monotonic clock; by default, remove it."""
         self._until = until
 
     def read(self) -> Message | None:
@@ -542,9 +537,11 @@ class Connection:
 
         raw = self._exactly(ctypes.sizeof(ismrmrd.AcquisitionHeader))
         head = ismrmrd.AcquisitionHeader.from_buffer_copy(raw)
-        samples = int(head.number_of_samples)
-        rest = samples * (4 * int(head.trajectory_dimensions) + 8 * int(head.active_channels))
-        return ismrmrd.Acquisition.from_bytes(raw + self._exactly(rest))
+        samples, dims = head.number_of_samples, head.trajectory_dimensions
+        coils, places = head.active_channels, samples * dims
+        numbers = np.frombuffer(self._exactly(4 * (places + 2 * samples * coils)), np.float32)
+        data = numbers[places:].view(np.complex64).reshape(coils, samples)
+        return ismrmrd.Acquisition(head, data, numbers[:places].reshape(samples, dims))
 
     def _image(self) -> Any:
         import ismrmrd
@@ -583,13 +580,12 @@ class Connection:
                     raise StreamError(text, code="file.damaged")
                 data += part
         finally:
-            self._paced = None
+            self._paced = math.inf
         return bytes(data)
 
     def _some(self, size: int) -> bytes:
         while True:
-            ends = [until for until in (self._until, self._paced) if until is not None]
-            left = min([self.limits.idle, *(until - time.monotonic() for until in ends)])
+            left = min(self.limits.idle, min(self._until, self._paced) - time.monotonic())
             try:
                 if left <= 0:
                     raise TimeoutError
@@ -597,11 +593,10 @@ class Connection:
                 return self.connection.recv(min(size, 2**20))
             except TimeoutError:
                 now = time.monotonic()
-                is_slow = self._paced is not None and now >= self._paced
-                if self._until is None and not is_slow and self.is_awaited():
+                is_late, is_slow = now >= self._until, now >= self._paced
+                if self._until == math.inf and not is_slow and self.is_awaited():
                     continue
-                is_late = self._until is not None and now >= self._until
-                self.wait_until(None)
+                self.wait_until()
                 if is_slow and not is_late:
                     text = f"a message came slower than {self.limits.pace} bytes a second"
                     raise StreamError(text, code="value.invalid") from None

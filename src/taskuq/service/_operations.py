@@ -71,7 +71,7 @@ class ServeConfig:
 
 
 def read_serve_config(given: Mapping[str, Any]) -> ServeConfig:
-    """Combine the settings of a TOML file, if one is given as the policy, with options."""
+    """Combine the settings of a TOML file, if given in place of the policy, with options."""
     options, table = dict(given), dict[str, Any]()
     if Path(options["policy"]).suffix == ".toml":
         table = read_toml(options.pop("policy"))
@@ -92,7 +92,7 @@ class _JsonLines(logging.Formatter):
     """Log formatter that writes each event as a JSON object: time, level, event and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of an event."""
+        """Return a log record as one line of JSON."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
         return json.dumps(line | getattr(record, "fields", {}), default=str)

@@ -45,7 +45,7 @@ class _ExportedRecover:
         if tuple(zero_filled.shape) != self.shape or samples > self.samples:
             raise InputError(
                 f"the runtime has {self.samples} samples of {self.shape}, got {samples} of "
-                f"{tuple(zero_filled.shape)}; export another",
+                f"{tuple(zero_filled.shape)}; export another runtime",
                 code="samples.mismatch",
             )
         if not bool(torch.isfinite(torch.view_as_real(zero_filled)).all()):
@@ -63,7 +63,7 @@ class _ExportedRecover:
         deviations = {int(lines): float(wide) for lines, wide in self.draws["deviations"]}
         lines, most = int(mask.sum()), int(self.draws["attempts"])
         if lines not in deviations:
-            text = f"the runtime has no round of {lines} lines; export another"
+            text = f"the runtime has no round of {lines} lines; export another runtime"
             raise InputError(text, code="policy.mismatch")
         attempt = np.zeros(self.samples, dtype=int)
         for _ in range(most + int(self.draws["cooler"])):
@@ -94,7 +94,7 @@ class _ExportedTask:
         """Return outputs (image,) or (image, task) of images (image, height, width)."""
         given = torch.as_tensor(images).float()
         if not 1 <= len(given) <= self.images:
-            text = f"images must be 1 to {self.images}, got {len(given)}"
+            text = f"the runtime takes 1 to {self.images} images, got {len(given)}"
             raise InputError(text, code="samples.mismatch")
         filled = torch.cat([given, given[:1].expand(self.images - len(given), *given.shape[1:])])
         outputs: Tensor = self.program(filled)

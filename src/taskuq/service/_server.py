@@ -328,7 +328,7 @@ def _mismatch(
 
 
 def _adaptive_lines(path: Path, policy: Policy, masks: Path | None) -> AdaptiveLines:
-    """Return the adaptive rule configured by [adaptive] of a run."""
+    """Return the adaptive rule configured in the table [adaptive] of a run."""
     table = read_toml(path).get("adaptive")
     if table is None:
         raise InputError(f"{path} has no table [adaptive]", code="config.missing")

@@ -80,7 +80,7 @@ class _StreamedSlice:
     def has(self, round: int) -> bool:
         """Return True if all lines of a round have arrived."""
         with self.lock:
-            return all(column in self.lines for column in self.columns[round].tolist())
+            return self.lines.keys() >= set(self.columns[round].tolist())
 
     def finalize(self) -> str | None:
         with self.lock:
@@ -103,11 +103,11 @@ class _StreamedSlice:
         }
 
     def remeasure(self, round: int, measurement: dict[str, Any]) -> None:
-        """Raise an error if the lines of a stored round differ from the stored ones."""
+        """Raise an error if the received lines of a stored round differ from those stored."""
         arrived, names = self.measure(round), ("columns", "kspace")
         is_same = all(np.array_equal(arrived[name], measurement[name]) for name in names)
         if self.faults or not is_same:
-            text = f"scan {self.scan_id} is stored with different lines of round {round}"
+            text = f"scan {self.scan_id} is stored with different data in round {round}"
             raise InputError(text, code="resume.mismatch")
 
     def combine(self, measurements: Sequence[dict[str, Any]]) -> MRIMeasurement:
@@ -377,14 +377,14 @@ class Session:
     def _begin(self, xml: str) -> None:
         if self.header is not None:
             if xml != self._xml:
-                text = "this connection has another header already; open one for each scan"
+                text = "the connection already has another header; use one per scan"
                 raise InputError(text, code="file.format")
             self.send_text("this connection has this header already; it is skipped")
             return
         header, model = mrd.read_header(xml), self.model
         self._require_supported(header)
         self._xml = xml
-        self.connection.wait_until(None)
+        self.connection.wait_until()
         self.service.claim(header, self)
         lock = model.folder / f".scan-{self.key()}.lock"
         # First in, last out: the file goes while the lock is held.
@@ -464,7 +464,7 @@ class Session:
     def _line(self, acquisition: Any) -> None:
         """Add a line to its slice, or send the reason for rejecting it."""
         self.service.count("lines")
-        number, column = int(acquisition.idx.slice), int(acquisition.idx.kspace_encode_step_1)
+        number, column = (idx := acquisition.idx).slice, idx.kspace_encode_step_1
         if self.header is None:
             self._reject("a line before the header")
             return
@@ -479,8 +479,7 @@ class Session:
             self._refused[None] = 0, outside
             self._reject(outside)
             return
-        problem = mrd.line_problem(acquisition, self.header)
-        if problem:
+        if problem := mrd.line_problem(acquisition, self.header):
             self._reject(problem, number, slice=number)
             return
         data = acquisition.data if self._noise is None else self._noise.apply(acquisition)
@@ -502,7 +501,7 @@ class Session:
             self._reject(problem, None if column in slice_.faults else number, slice=number)
         if self._buffered > self.connection.limits.buffer:
             used = _of_limit(self._buffered, self.connection.limits.buffer)
-            text = f"undecided slices have {used}; send them in turn, or raise --max-buffer"
+            text = f"undecided slices have {used}; send slices in turn, or raise --max-buffer"
             raise InputError(text, code="value.invalid")
         self.queue.offer(scan)
 

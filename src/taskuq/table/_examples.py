@@ -32,7 +32,7 @@ class SyntheticTable:
 
 
 def synthetic_outputs(scanner: SyntheticTable, *, seed: int | np.random.Generator) -> TaskOutputs:
-    """Generate a synthetic table: samples are too narrow, biased, and alike within a group.
+    """Generate a synthetic table; its samples are too narrow, biased and correlated in groups.
 
     Args:
         scanner: Size and rounds of the table.

@@ -112,7 +112,7 @@ def _read_rows(rows: Any, source: str) -> TaskOutputs:
     if len(set(columns)) != len(columns):
         raise InputError(f"{source} has two columns with the same name", code="table.duplicate")
     if "case" not in columns:
-        message = f"{source} has no column case but {', '.join(columns)[:120]}; rename or add it"
+        message = f"{source} has no column case, only {', '.join(columns)[:120]}; rename or add it"
         raise InputError(message, code="table.column")
     if "task" not in columns:
         return _Rows(rows, source).table(source)
@@ -120,7 +120,7 @@ def _read_rows(rows: Any, source: str) -> TaskOutputs:
     tables = {}
     for name in task.unique():
         if name.as_py() == "":
-            raise InputError(f"{source} has rows without a task; fill it in", code="table.column")
+            raise InputError(f"{source} has rows without a task; name each", code="table.column")
         some = _Rows(rows.filter(pc.equal(task, name)), f"{source} of task {name}")
         tables[str(name)] = some.table(source)
     return _join_tasks(tables)
@@ -195,7 +195,7 @@ class _Rows:
             if "round" in self and "acceleration" not in self:
                 message = f"{self.source} has rounds without a column acceleration; add it"
                 raise InputError(message, code="rounds.invalid")
-            message = f"{self.source} has two rows for a case and round; keep one, or add task"
+            message = f"{self.source} repeats a case and round; keep one row, or add a column task"
             raise InputError(message, code="table.duplicate")
         if "outputs" in self:
             return place, self._lists()
@@ -204,7 +204,7 @@ class _Rows:
         if "output" in self and not numbered:
             return place, self.numbers("output")[:, None]
         if not numbered or "output" in self:
-            text = f"{self.source} has no outputs; name them output_0, output_1, ..., or add sample"
+            text = f"{self.source} needs columns output_0, output_1, ..., or sample and output"
             raise InputError(text, code="table.column")
         return place, np.stack([self.numbers(numbered[k]) for k in sorted(numbered)], axis=1)
 
@@ -215,7 +215,7 @@ class _Rows:
         order = np.lexsort((sample, place))
         places, count = np.unique(place, return_counts=True)
         if len(np.unique(count)) != 1:
-            text = f"{self.source} has {count.min()} to {count.max()} samples of a case in a round"
+            text = f"{self.source} has {count.min()} to {count.max()} samples per case and round"
             raise InputError(text, code="samples.mismatch")
         if (np.diff(sample[order].reshape(len(places), -1), axis=1) == 0).any():
             raise InputError(f"{self.source} has a sample twice; keep one", code="table.duplicate")
@@ -264,7 +264,7 @@ def to_dataset(table: TaskOutputs) -> Any:
 
 def _read_dataset(dataset: Any) -> TaskOutputs:
     if "outputs" not in dataset:
-        message = f"the dataset has no variable outputs but {', '.join(map(str, dataset))[:120]}"
+        message = f"the dataset has no variable outputs, only {', '.join(map(str, dataset))[:120]}"
         raise InputError(message, code="table.column")
     values = {name: dataset[name].to_numpy() for name in IDS if name in dataset.variables}
     named = {"accelerations": "acceleration", "round_names": "round", "task_names": "task"}
@@ -307,7 +307,7 @@ def _read_inference_data(data: Any) -> TaskOutputs:
     for name, array in samples.data_vars.items():
         extra = [d for d in array.dims if d not in ("chain", "draw", "round", "case")]
         if not {"chain", "draw"} <= set(array.dims) or len(extra) + ("case" in array.dims) != 1:
-            message = f"{name} has dimensions {array.dims}; pass chain, draw and one of cases"
+            message = f"{name} has dimensions {array.dims}; pass chain, draw and one for cases"
             raise InputError(message, code="shape.axes")
         axes = [d for d in ("round", *extra, "case") if d in array.dims]
         joined = array.transpose(*axes, "chain", "draw").to_numpy()
@@ -367,7 +367,7 @@ def read_npz(path: Path) -> TaskOutputs:
     """Read a table from an ``.npz`` file; only ``outputs`` is required."""
     with open_npz(path, "a table") as archive:
         if "outputs" not in archive:
-            message = f"{path} has no array outputs but {', '.join(sorted(archive))}"
+            message = f"{path} has no array outputs, only {', '.join(sorted(archive))}"
             raise InputError(message, code="table.column")
         arrays: dict[str, Any] = {ARRAYS[name]: archive[name] for name in ARRAYS if name in archive}
         text = str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}"
@@ -398,7 +398,7 @@ def write_rows(table: TaskOutputs, path: Path) -> Path:
         texts = np.unique(values).tolist() if values.dtype.kind in "US" else ()
         bad = [text for text in map(str, texts) if text.startswith(("=", "+", "-", "@", "\t"))]
         if bad:
-            message = f"{name} {bad[0]!r:.40} is a formula in a spreadsheet; save a .parquet file"
+            message = f"{name} {bad[0]!r:.40} is a spreadsheet formula; save a .parquet file"
             raise InputError(message, code="value.invalid")
     rows = pa.table({name: pa.array(values) for name, values in columns.items()})
     with atomic_write(path) as partial:

@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,19 @@ def _write_parquet(
     return path
 
 
-def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterator[Any]:
+def _read_batches(
+    path: Path, columns: list[str], identity: str = "", optional: Sequence[str] = ()
+) -> Iterator[Any]:
     """Yield batches of rows; raise InputError if the file is damaged or part of another table."""
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
-        text = f"shard {path.name} belongs to another table than {HEADER}; remove the shard and "
+        text = f"shard {path.name} is from a different table than {HEADER}; remove it and "
         raise InputError(f"{text}rerun, or restore its {HEADER}", code="resume.mismatch")
     for name in columns:
         if name not in schema.names:
             raise InputError(f"shard {path.name} has no column {name}", code="table.column")
+    columns = [*columns, *filter(schema.names.__contains__, optional)]
     written = note.get("columns", {})
     hashes = _ColumnHashes(written.keys() & columns)
     try:
@@ -89,8 +92,10 @@ def _read_batches(path: Path, columns: list[str], identity: str = "") -> Iterato
             raise _damaged(path, f"the checksum of column {name} differs")
 
 
-def _read_columns(path: Path, columns: list[str], identity: str = "") -> Any:
-    batches = list(_read_batches(path, columns, identity))
+def _read_columns(
+    path: Path, columns: list[str], identity: str = "", optional: Sequence[str] = ()
+) -> Any:
+    batches = list(_read_batches(path, columns, identity, optional))
     if not batches:
         return _read_schema(path).empty_table().select(columns)
     return pa.Table.from_batches(batches)
@@ -115,13 +120,19 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        note = dict(parse_json(text))
-        verify_checksum(note, path)
+        note = _parse_note(text, path)
         absent = set(note["columns"]) - set(schema.names)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise _damaged(path, "its checksums are") from None
     if absent:
         raise _damaged(path, f"no column {min(absent)}")
+    return note
+
+
+@lru_cache
+def _parse_note(text: bytes, path: Path) -> dict[str, Any]:
+    note = dict(parse_json(text))
+    verify_checksum(note, path)
     return note
 
 
@@ -259,13 +270,15 @@ def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
     for row, text in zip(mask, texts, strict=True):
         parts = str(text).split()
         if not all(part.isdecimal() and len(part) < 10 and int(part) < count for part in parts):
-            message = f"{source} names lines that are not below {count}: {str(text)[:40]!r}"
+            message = f"{source} has line indices not below {count}: {str(text)[:40]!r}"
             raise InputError(message, code="file.damaged")
         row[[int(part) for part in parts]] = True
     return mask
 
 
 SCHEMA = "taskuq.outputs/1"
+# Columns that place a row in the arrays, and ids that a table may have.
+PLACE, IDS = ["case", "acceleration"], ["group", "site", "label"]
 HEADER = "table.json"
 # Images of some cases, for the report.
 PICTURES = "pictures.npz"
@@ -346,7 +359,7 @@ class TableWriter:
         rates = np.asarray(self.header.accelerations)
         return {
             pair
-            for case, round in _read_places(_shard_paths(self.folder), self.header)
+            for case, round, _ in _read_places(_shard_paths(self.folder), self.header)
             for pair in zip(_as_texts(case).to_pylist(), rates[round].tolist(), strict=True)
         }
 
@@ -412,7 +425,7 @@ def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> n
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
     places = _read_places(_shard_paths(folder), header)
     if places:
-        cases, rounds = zip(*places, strict=True)
+        cases, rounds, _ = zip(*places, strict=True)
         index = index_of(_concatenate(cases), pa.array(names, pa.large_string()))
         there[np.concatenate(rounds)[index >= 0], index[index >= 0]] = True
     return np.asarray(there.all(axis=0))
@@ -429,13 +442,17 @@ def image_marks(folder: Path) -> dict[str, str]:
     return marks
 
 
-def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any, np.ndarray]]:
-    """Return the case and round of each row, per shard."""
+def _read_places(
+    shards: Sequence[Path], header: TableHeader, ids: Sequence[str] = ()
+) -> list[tuple[Any, np.ndarray, dict[str, Any]]]:
+    """Return the case and the round of each row, and the ids that a shard has, per shard."""
     places = []
     for shard in shards:
-        rows = _read_columns(shard, ["case", "acceleration"], header.identity)
-        case = identities(rows["case"], "case", f"shard {shard.name}")
-        places.append((case, _rounds_of(rows, header, shard)))
+        rows, source = _read_columns(shard, PLACE, header.identity, ids), f"shard {shard.name}"
+        case, found = identities(rows["case"], "case", source), {}
+        for name in set(rows.column_names).difference(PLACE):
+            found[name] = identities(rows[name], name, source, floats=True)
+        places.append((case, _rounds_of(rows, header, shard), found))
     return places
 
 
@@ -473,7 +490,7 @@ def read_header(folder: Path) -> TableHeader:
     with complete_record(path, "header"):
         names, round_names = tuple(map(str, record["task_names"])), record.get("round_names")
         return TableHeader(
-            accelerations=tuple(np.nan if R is None else float(R) for R in record["accelerations"]),
+            accelerations=tuple(np.array(record["accelerations"], dtype=float).tolist()),
             samples=int(record["samples"]),
             task_names=names,
             task_ranges=ranges_from_json(record, names),
@@ -534,7 +551,7 @@ def read_shards(folder: Path) -> TaskOutputs:
     shards = _shard_paths(folder)
     if not shards:
         raise InputError(f"the table in {folder} has no rows yet", code="table.incomplete")
-    ids, places, complete = _place_rows(header, shards)
+    ids, places, complete, others = _place_rows(header, shards)
     rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
     if n == 0:
         text = f"no case of the table in {folder} has all {rounds} rounds yet"
@@ -558,7 +575,7 @@ def read_shards(folder: Path) -> TaskOutputs:
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
-    known = _read_ids(shards, schemas, places, n)
+    known = _join_ids(others, places, n)
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
         case=to_numpy(ids.filter(complete), "case"),
@@ -573,9 +590,11 @@ def read_shards(folder: Path) -> TaskOutputs:
     )  # fmt: skip
 
 
-def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Places], np.ndarray]:
-    """Return all ids, the position of each row, and True for each complete case."""
-    cases, rounds = zip(*_read_places(shards, header), strict=True)
+def _place_rows(
+    header: TableHeader, shards: list[Path]
+) -> tuple[Any, list[Places], np.ndarray, Sequence[dict[str, Any]]]:
+    """Return all cases, the position of each row, True for each complete case, and other ids."""
+    cases, rounds, others = zip(*_read_places(shards, header, IDS), strict=True)
     names = _concatenate(cases)
     ids = pc.unique(names)
     planned = read_case_list(shards[0].parent) if header.order == "roster" else None
@@ -599,7 +618,7 @@ def _place_rows(header: TableHeader, shards: list[Path]) -> tuple[Any, list[Plac
     complete = np.asarray(there.all(axis=0))
     number = np.where(complete, np.cumsum(complete) - 1, -1).astype(np.int32)
     places = [np.where(case >= 0, number[case], -1) for case in placed]
-    return ids, list(zip(places, rounds, strict=True)), complete
+    return ids, list(zip(places, rounds, strict=True)), complete, others
 
 
 def _fill(
@@ -619,18 +638,11 @@ def _fill(
             targets[round[keep], case[keep], k] = _numeric_column(rows, target, shard)[keep]
 
 
-def _read_ids(
-    shards: list[Path], schemas: list[Any], places: list[Places], n: int
-) -> dict[str, Any]:
+def _join_ids(shards: Sequence[dict[str, Any]], places: list[Places], n: int) -> dict[str, Any]:
     """Return groups, sites and labels if they are known for all cases."""
-    read: dict[str, list[tuple[Any, np.ndarray]]] = {"group": [], "site": [], "label": []}
-    for shard, schema, (case, _) in zip(shards, schemas, places, strict=True):
-        present = [name for name in read if name in schema.names]
-        if not present:
-            continue
-        rows = _read_columns(shard, present)
-        for name in present:
-            ids = identities(rows[name], name, f"shard {shard.name}", floats=True)
+    read: dict[str, list[tuple[Any, np.ndarray]]] = {name: [] for name in IDS}
+    for others, (case, _) in zip(shards, places, strict=True):
+        for name, ids in others.items():
             read[name].append((ids, case))
     found = {}
     for name, parts in read.items():

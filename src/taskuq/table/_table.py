@@ -42,7 +42,7 @@ def as_rounds(
         raise InputError("pass accelerations, or costs and full_cost", code="option.conflict")
     if isinstance(given, Mapping):
         if names is not None:
-            raise InputError("rounds have names already; remove round_names", code="option.unused")
+            raise InputError("rounds are named already; remove round_names", code="option.unused")
         names, given = list(given), list(given.values())
     values = np.atleast_1d(as_array(given, "accelerations" if costs is None else "costs"))
     if costs is not None:
@@ -101,7 +101,7 @@ TaskRanges: TypeAlias = _Range | Sequence[_Range] | Mapping[str, _Range]
 
 
 class TableFields(TypedDict, total=False):
-    """Fields of a table that functions take along with arrays."""
+    """Fields of a table that functions accept together with arrays."""
 
     accelerations: ArrayLike | None
     group: ArrayLike | None
@@ -131,7 +131,7 @@ class TaskOutputs(Displayed):
         accelerations: Full cost divided by the cost of each round, decreasing. The fully sampled
             round R = 1 is implied, not stored.
         group: Group of each case, e.g. a patient; integers or strings.
-        site: Site of each case, e.g. a hospital; the cases of a group share one.
+        site: Site of each case, e.g. a hospital; the cases of a group share one site.
         label: Class of each case.
         case: Id of each case.
         task_names: One name per task.
@@ -209,7 +209,7 @@ class TaskOutputs(Displayed):
         if z.shape not in (per_case, (rounds, *per_case)):
             # (round, case) without samples was read as (case, sample).
             is_points = x.ndim == 3 and x.shape[0] == 1 and z.shape == x.shape[2:]
-            advice = "; point estimates of several rounds are outputs[..., None]" * is_points
+            advice = "; for point estimates of several rounds, pass outputs[..., None]" * is_points
             message = f"outputs {x.shape} need targets {per_case}, got {z.shape}{advice}"
             raise InputError(message, code="shape.mismatch")
         default = ("task",) if tasks == 1 else tuple(f"task{i}" for i in range(tasks))
@@ -342,7 +342,7 @@ class TaskOutputs(Displayed):
         return int(matches[0])
 
     def rounds_up_to(self, round: int) -> FloatArray:
-        """Return the outputs of all rounds up to this one, (round, case, sample[, task])."""
+        """Return the outputs of all rounds up to the given one, (round, case, sample[, task])."""
         return np.asarray(self.outputs[: round + 1])
 
     def targets_at(self, round: int) -> FloatArray:
@@ -447,7 +447,7 @@ class TaskOutputs(Displayed):
     def from_posterior(
         samples: ArrayLike, theta: ArrayLike | None = None, **options: Unpack[TableFields]
     ) -> TaskOutputs:
-        """Return posterior samples of parameters as a table, each parameter a task.
+        """Return posterior samples of parameters as a table with one task per parameter.
 
         Args:
             samples: Samples (sample, case, parameter), as ``sample_batched`` of sbi returns them.
@@ -540,7 +540,7 @@ def require_one_site(group: Any, site: Any) -> None:
     names, first, of_case = np.unique(group, return_index=True, return_inverse=True)
     split = np.flatnonzero(site != site[first][of_case])
     if len(split):
-        message = f"group {names[of_case[split[0]]]} is at two sites; give each its own group id"
+        message = f"group {names[of_case[split[0]]]} is at several sites; use one group id per site"
         raise InputError(message, code="table.duplicate")
 
 
@@ -550,7 +550,7 @@ def _as_lines(values: Any, rounds: int, n: int) -> BoolArray:
         message = f"sampled_lines must be booleans ({rounds}, {n}, line), got {lines.shape}"
         raise InputError(message, code="shape.mismatch")
     if (lines[1:] < lines[:-1]).any():
-        message = "sampled_lines must contain the lines of the round before"
+        message = "each round of sampled_lines must contain the lines of the round before"
         raise InputError(message, code="rounds.invalid")
     return lines
 

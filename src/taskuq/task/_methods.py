@@ -160,10 +160,10 @@ class MeanIntensity:
     def __call__(self, images: Any) -> Tensor:
         """Map images (image, height, width) to means (image,)."""
         images = require_images(images)
-        rows, columns = (
+        rows, columns = [
             slice(int(first * size), max(round(last * size), int(first * size) + 1))
             for (first, last), size in zip((self.rows, self.columns), images.shape[1:], strict=True)
-        )
+        ]
         means: Tensor = images[:, rows, columns].float().mean((-2, -1))
         return means
 
