@@ -210,7 +210,7 @@ HEADER = "judging.json"
 
 @dataclass(frozen=True)
 class QualityConfig:
-    """Settings of an evaluation of image quality."""
+    """Settings of taskuq quality."""
 
     #: Images; validation cases are evaluated, training cases are the reference for FID.
     data: Data = field(default_factory=paper_data)

@@ -103,8 +103,6 @@ def _texts(table: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Rehearsal in a folder, with the options of ``taskuq rehearse``."""
-
     output: Path
     configs: Path
     steps: int = 3
@@ -343,7 +341,7 @@ class _Ended(NamedTuple):
 
 
 def _run_command(words: Sequence[str], folder: Path, log: Path) -> _Ended:
-    """Run ``taskuq`` in a folder with this Python and this code, and measure the process."""
+    """Run ``taskuq`` in a folder with the same Python and code; measure time and memory."""
     # The folder changes, so that a relative path would lead elsewhere.
     given = [Path(p).resolve() for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     paths = os.pathsep.join(map(str, [Path(taskuq.__file__).parents[1], *given]))

@@ -278,7 +278,7 @@ class EstimateConfig(CrossFitConfig):
         }
         changed = [f"{key}: {a} there, {b} here" for key, (a, b) in pairs.items() if a != b]
         if changed or "trial" in there:
-            text = f"estimate.reuse_from {folder} holds another training: {changed or 'trial'}; "
+            text = f"estimate.reuse_from {folder} holds another run: {changed or 'trial'}; "
             text += "name one of the same data, masks and folds"
             raise InputError(text, code="resume.mismatch")
         weights = self.weights or estimate.get("weights") or estimate_weights(folder)

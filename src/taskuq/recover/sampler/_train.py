@@ -143,8 +143,6 @@ class TaskLossConfig:
 
 @dataclass(frozen=True)
 class SamplerLoss:
-    """Proper scoring loss of a sampler, in training and validation."""
-
     estimate: Estimate
     image: ImageLossConfig = field(default_factory=ImageLossConfig)
     samples: int = 4
@@ -338,7 +336,8 @@ class SamplerMethod:
 
     weights: Path | None = None  #: Trained sampler, a file or a bundled name.
     estimate: Path | None = None  #: VarNet weights; default: those used in training.
-    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" is bfloat16 on a GPU.
+    #: Precision; on a GPU, "auto" uses bfloat16 for samples and float16 for the estimate.
+    precision: Literal["auto", "float32"] = "auto"
     inflate: bool = False  #: Scale the noise by the factor fitted to validation patients.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
