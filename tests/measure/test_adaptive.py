@@ -306,9 +306,8 @@ def test_lookahead_limits_the_lines(table):
     assert (now.sampled_lines == masks[:, None]).all()
     assert (later.sampled_lines[1] <= masks[2]).all()
     assert (later.sampled_lines[1] != masks[1]).any()
-    assert (
-        later.sampled_lines[2] == masks[2]
-    ).all()  # in the last round the masks' lines are measured
+    # In the last round the masks' lines are measured.
+    assert (later.sampled_lines[2] == masks[2]).all()
     assert (later.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
     every = [
         rule(lookahead=ahead, adaptive_fraction=share)
