@@ -276,7 +276,7 @@ def mistakes(recipe: Recipe) -> dict[str, str]:
             warnings.simplefilter("always")
             try:
                 recipe(Cases(x, targets), fold, ~fold, alpha)
-                found[name] = "warned" if caught else "silent"
+                found[name] = "warned" if caught else "accepted"
             except Exception as error:
                 found[name] = f"refused ({type(error).__name__})"
     return found

@@ -8,7 +8,7 @@ by colons (some conflict with taskuq); the authors' code in TASKUQ_AUTHORS, a co
 repository. Missing libraries are printed. Times are CPU times of one thread, from samples to
 intervals: for libraries that take none, NumPy's mean, spread or quantiles of the samples are
 counted, once for many splits. Lines of all libraries are counted by ``lines_of``. The result of a
-mistake is an error (refused), a warning, or intervals without one (silent).
+mistake is an error (refused), a warning, or neither (accepted).
 """
 
 from __future__ import annotations
@@ -101,16 +101,16 @@ def cell(name: str, found: dict[str, Any], row: str) -> str:
 
 
 ROWS = {
-    "lines ar": "AR from arrays to intervals, lines",
-    "lines lwr": "LWR, lines",
-    "lines cqr": "CQR, lines",
+    "lines ar": "AR, from arrays to intervals: lines of code",
+    "lines lwr": "LWR: lines of code",
+    "lines cqr": "CQR: lines of code",
     "first": "first result in a new process, s",
     "ms ar": "AR: calibrate and predict, ms",
-    "ms lwr": "LWR, ms",
-    "ms cqr": "CQR, ms",
+    "ms lwr": "LWR: calibrate and predict, ms",
+    "ms cqr": "CQR: calibrate and predict, ms",
     "many": f"{TRIALS} random splits, all scores, s",
-    "exact": "all splits there are, in closed form, ms",
-    "right": "the right quantile for (n, α)",
+    "exact": "all possible splits, in closed form, ms",
+    "right": "correct quantile for (n, α)",
     "short": "too few cases: the interval is",
     "nan": "a target is NaN",
     "masked": "a target is masked",

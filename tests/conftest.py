@@ -1,20 +1,16 @@
 """Repeatable examples, and the optional deepinv package."""
 
-import sys
 import warnings
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-# What several folders compare with.
-sys.path.insert(0, str(Path(__file__).parent))
+from browsing import axe, browser, keep, open_page
+
 # Property-based tests try the same examples on every run: none may fail by chance.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
-
-from browsing import axe, browser, keep, open_page  # noqa: E402 - it lies beside this file
 
 __all__ = ["axe", "browser", "keep", "open_page"]
 

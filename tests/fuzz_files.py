@@ -358,8 +358,8 @@ def _images():
     Path("run.toml").write_text(FOLDER)
 
 
-def write_dicom(image, path):
-    """Write a picture of one frame as DICOM."""
+def write_dicom(image, path, **elements):
+    """Write a picture of one frame as DICOM, with more elements."""
     import pydicom
     from pydicom.dataset import FileDataset, FileMetaDataset
 
@@ -371,9 +371,11 @@ def write_dicom(image, path):
     file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, "1.2.3.4"
     file.Rows, file.Columns = image.shape
     file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated = file.BitsStored = 8
-    file.HighBit, file.PixelRepresentation, file.NumberOfFrames = 7, 0, 1
+    file.BitsAllocated = file.BitsStored = 8 * image.itemsize
+    file.HighBit, file.PixelRepresentation, file.NumberOfFrames = file.BitsStored - 1, 0, 1
     file.PixelData = image.tobytes()
+    for name, value in elements.items():
+        setattr(file, name, value)
     file.save_as(path, enforce_file_format=True)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,11 @@ def refused(code: Code, *names: str) -> Iterator[pytest.ExceptionInfo[InputError
     assert "\n" not in str(caught.value)
     for name in names:
         assert name in str(caught.value)
+
+
+def refuses(load: Callable[[Path], object], path: Path, *codes: Code) -> None:
+    """Require that reading a file is refused with one of these codes, in a short sentence."""
+    with pytest.raises(InputError) as caught:
+        load(path)
+    assert caught.value.code in codes
+    assert len(str(caught.value).replace(str(path), "")) < 300

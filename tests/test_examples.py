@@ -1,13 +1,8 @@
 """Notebooks are made from their scripts; the site runs them all but deepinv's."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
+from extensions import notebooks
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
-notebooks = importlib.import_module("extensions.notebooks")
 SCRIPTS = {script.stem: script for script in notebooks.scripts()}
 
 

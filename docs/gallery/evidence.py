@@ -1,7 +1,7 @@
 """Evidence against exchangeability
 
 A monitor tests new units for exchangeability with the calibration units. Here the scanner drifts
-after 60 cases: the evidence grows, and the monitor raises an alarm when it reaches the line.
+after 60 cases: the evidence grows, and the monitor raises an alarm when it reaches the threshold.
 """
 
 import taskuq as tq

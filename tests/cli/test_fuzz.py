@@ -13,7 +13,7 @@ from taskuq._io import write_json
 from taskuq.cli import app
 from taskuq.pipeline._progress import Progress
 
-INPUTS = 500
+INPUTS = 360
 
 
 # As long as a busy machine needs: a command that hangs ends the run by itself.

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from raising import refused
+from own_score import OwnScore
+from raising import refused, refuses
 from taskuq._io import with_checksum
 from taskuq.conformal._joint import load_joint_bound
 from taskuq.conformal._online import load_online_bound
@@ -83,18 +84,8 @@ def test_bound_on_rounds_reads_all_of_them(tmp_path):
         bound(OUTPUTS)
 
 
-class Own:
-    """A user's own score."""
-
-    def score(self, outputs, targets):
-        return np.abs(targets - outputs[:, 0])
-
-    def interval(self, outputs, quantile):
-        return tq.Interval(outputs[:, 0] - quantile, outputs[:, 0] + quantile)
-
-
 def test_file_of_own_score_needs_the_score(tmp_path):
-    own = Own()
+    own = OwnScore()
     bound = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score=own)
     path = bound.save(tmp_path / "bound.json")
     assert tq.load_bound(path, score=own)(OUTPUTS).upper[0] == bound(OUTPUTS).upper[0]
@@ -116,13 +107,6 @@ X, Z = RNG_DAMAGED_BOUNDS.random((1, 5, 3)).astype(np.float32), RNG_DAMAGED_BOUN
 
 
 WRONG = ("file.format", "range.invalid", "choice.unknown", "file.damaged", "shape.mismatch")
-
-
-def refuses(load, path, *codes):
-    with pytest.raises(tq.InputError) as caught:
-        load(path)
-    assert caught.value.code in codes
-    assert len(str(caught.value).replace(str(path), "")) < 300
 
 
 X2, Z2 = np.stack([X[0], X[0]], axis=2), np.stack([Z, Z], axis=1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from own_score import OwnScore
 from raising import refused
 from taskuq.conformal._bound import WeightedQuantile
 from taskuq.conformal._quantiles import _pac_rank, coverage_rank
@@ -114,52 +115,13 @@ def test_one_infinite_end_is_open_on_its_side_only():
     assert interval.upper == inf
 
 
-class Own:
-    """A user's own score knows no ends."""
-
-    def score(self, outputs, targets):
-        return np.abs(targets - outputs[:, 0])
-
-    def interval(self, outputs, quantile):
-        return tq.Interval(outputs[:, 0] - quantile, outputs[:, 0] + quantile)
-
-
 def test_two_quantiles_are_refused_where_undefined():
-    for score in (Own(), LWR(side="upper")):
+    for score in (OwnScore(), LWR(side="upper")):
         with refused("option.conflict"):
             tq.calibrate(X, Z, alpha=0.2, score=score, side="each")
-    with refused("choice.unknown"):
-        tq.calibrate(X, Z, alpha=0.2, side="both")
     with refused("choice.unknown"):
         tq.calibrate_online(X, Z, alpha=0.2, side="each")
     with refused("choice.unknown"):
         tq.calibrate_joint(X[..., None], Z[:, None], alpha=0.2, side="each")
     with refused("option.conflict"):
         tq.calibrate(X, Z, alpha=0.2, side="each").coverage_law(10)
-
-
-N = 400
-TRUTH_PEERS = RNG.random(N)
-OUTPUTS_PEERS = TRUTH_PEERS[:, None] + RNG.uniform(0.02, 0.2, (N, 1)) * RNG.standard_normal((N, 8))
-NEW = OUTPUTS_PEERS[:50] + 0.01
-MEAN, SPREAD = OUTPUTS_PEERS.mean(axis=1), OUTPUTS_PEERS.std(axis=1)
-
-# Where alpha (n + 1) is a whole number their floats may take the next order statistic.
-PAIRS = [(400, 0.05), (100, 0.45), (25, 0.44)]
-
-
-def agree(interval, lower, upper):
-    np.testing.assert_allclose(interval.lower, lower, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(interval.upper, upper, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("n", "alpha"), PAIRS)
-@pytest.mark.parametrize("score", ["ar", "lwr"])
-def test_crepes_agrees_where_it_takes_the_right_order_statistic(score, n, alpha):
-    crepes = pytest.importorskip("crepes")
-    spread, new_spread = (SPREAD[:n], NEW.std(axis=1)) if score == "lwr" else (None, None)
-    theirs = crepes.ConformalRegressor()
-    theirs.fit(residuals=TRUTH_PEERS[:n] - MEAN[:n], sigmas=spread)
-    interval = theirs.predict_int(NEW.mean(axis=1), sigmas=new_spread, confidence=1 - alpha)
-    ours = tq.calibrate(OUTPUTS_PEERS[:n], TRUTH_PEERS[:n], alpha=alpha, score=score)
-    agree(ours(NEW), interval[:, 0], interval[:, 1])

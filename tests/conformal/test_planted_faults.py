@@ -121,14 +121,3 @@ def test_planted_fault_breaks_its_laws(fault, law, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError):
         law()
-
-
-def test_histogram_finds_a_wrong_quantile(monkeypatch):
-    truth = RNG.random(149)
-    outputs = truth[:, None] + 0.1 * RNG.standard_normal((149, 2))
-    # The law of the histogram keeps the right rank.
-    monkeypatch.setattr(units, "guaranteed_rank", lambda n, alpha, delta: RIGHT_RANK(n, alpha) + 1)
-    result = tq.evaluate(
-        outputs, truth, alpha=0.1, score="ar", splits=4000, seed=np.random.default_rng(5)
-    )
-    assert result.histogram.p_value < 1e-6

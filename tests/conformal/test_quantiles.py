@@ -23,7 +23,6 @@ from taskuq.conformal._quantiles import (
     coverage_rank,
     exact_alpha,
     min_calibration_size,
-    order_statistic,
     smallest_certified,
 )
 from taskuq.conformal._units import _hierarchical_quantile, quantile_of_mean_loss
@@ -74,12 +73,6 @@ def test_pac_rank_has_its_definition(n, alpha, delta):
     ]
     allowed = [k for k, chance in enumerate(tail, start=1) if chance <= exact_alpha(delta)]
     assert _pac_rank(n, alpha, delta) == (allowed[0] if allowed else n + 1)
-
-
-def test_rank_beyond_the_scores_is_infinity():
-    assert order_statistic([1.0, 5.0], 3) == inf
-    assert conformal_quantile(np.arange(18.0), 0.05) == inf
-    assert conformal_quantile(np.arange(19.0), 0.05) == 18.0
 
 
 @pytest.mark.parametrize("alpha", [0, 1, -0.1, 1.5, float("nan"), float("inf"), "0.1", None, True])

@@ -1,21 +1,15 @@
 """Files exactly as fastMRI distributes them, and the paper's preparation for small ones."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-# The writer of volumes is imported by tests and by this file.
-sys.path.insert(0, str(Path(__file__).parent))
+import volumes
 
 
 @pytest.fixture
 def write_volume(tmp_path):
     """Write a volume and return its path and its k-space."""
-    from volumes import write_volume
 
     def write(name="file1000001.h5", **values):
-        return write_volume(tmp_path / "volumes" / name, **values)
+        return volumes.write_volume(tmp_path / "volumes" / name, **values)
 
     return write
 

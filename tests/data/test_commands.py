@@ -50,14 +50,9 @@ def test_check_counts_used_and_skipped_files(write_volume, tmp_path, capsys):
     check(tmp_path / "volumes", labels=tmp_path / "knee.csv", json="-", **SMALL)
     record = json.loads(capsys.readouterr().out)
     assert record["schema"] == "taskuq.data-check/1"
-    assert record["summary"] == {
-        "files": 2,
-        "used": 1,
-        "skipped": {"4 coils, at least 9 are needed": 1},
-        "groups": 1,
-        "slices": 3,
-        "positives": 1,
-    }
+    skipped = {"4 coils, at least 9 are needed": 1}
+    counts = {"files": 2, "used": 1, "groups": 1, "slices": 3, "positives": 1}
+    assert record["summary"] == counts | {"skipped": skipped}
     assert record["notes"] == ["label row skipped: line 3: slice is 'x', not a number"]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fuzz_files import write_dicom
 from raising import refused
 from taskuq.data._dataset import Dataset
 from taskuq.data._folder import ImageFolder, _center_fit, _count_frames, _read_frame
@@ -22,23 +23,10 @@ def table(tmp_path):
     return write
 
 
-def write_dicom(path, pixels, number=1, series="1.2.3", slope=2.0, intercept=-5.0):
-    pydicom = pytest.importorskip("pydicom")
-    file = pydicom.Dataset()
-    file.file_meta = pydicom.dataset.FileMetaDataset()
-    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    file.file_meta.MediaStorageSOPClassUID = pydicom.uid.MRImageStorage
-    file.file_meta.MediaStorageSOPInstanceUID = file.SOPInstanceUID = f"1.2.3.{number}"
-    file.SOPClassUID = pydicom.uid.MRImageStorage
-    file.SeriesInstanceUID, file.InstanceNumber = series, number
-    file.Rows, file.Columns = pixels.shape
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated = file.BitsStored = 16
-    file.HighBit, file.PixelRepresentation = 15, 0
-    file.RescaleSlope, file.RescaleIntercept = slope, intercept
-    file.PixelData = pixels.astype("<u2").tobytes()
+def write_slice(path, pixels, number, series="1.2.3"):
     path.parent.mkdir(exist_ok=True)
-    file.save_as(path, enforce_file_format=True)
+    place = {"SeriesInstanceUID": series, "InstanceNumber": number}
+    write_dicom(pixels, path, RescaleSlope=2.0, RescaleIntercept=-5.0, **place)
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])
@@ -64,16 +52,18 @@ def test_nifti_slices_are_rotated(tmp_path):
 
 
 def test_dicom_series_is_ordered_and_rescaled(tmp_path):
-    write_dicom(tmp_path / "series" / "b.dcm", PIXELS, number=1)
-    write_dicom(tmp_path / "series" / "a.dcm", PIXELS + 1, number=2)
+    pytest.importorskip("pydicom")
+    write_slice(tmp_path / "series" / "b.dcm", PIXELS, 1)
+    write_slice(tmp_path / "series" / "a.dcm", PIXELS + 1, 2)
     assert _count_frames(tmp_path / "series") == 2
     assert np.array_equal(_read_frame(tmp_path / "series", 0), PIXELS * 2.0 - 5)
     assert np.array_equal(_read_frame(tmp_path / "series", 1), (PIXELS + 1) * 2.0 - 5)
 
 
 def test_two_series_in_one_folder_are_refused(tmp_path):
-    write_dicom(tmp_path / "two" / "a.dcm", PIXELS, number=1, series="1.2.3")
-    write_dicom(tmp_path / "two" / "b.dcm", PIXELS, number=2, series="1.2.4")
+    pytest.importorskip("pydicom")
+    write_slice(tmp_path / "two" / "a.dcm", PIXELS, 1, "1.2.3")
+    write_slice(tmp_path / "two" / "b.dcm", PIXELS, 2, "1.2.4")
     with refused("file.format", "2 DICOM series"):
         _count_frames(tmp_path / "two")
 
@@ -146,8 +136,6 @@ def test_fitting_keeps_the_centre(size):
 
 
 def test_dicom_with_a_billion_frames_is_refused(tmp_path):
-    from fuzz_files import write_dicom
-
     write_dicom(np.zeros((16, 16), np.uint8), tmp_path / "a.dcm")
     content = (tmp_path / "a.dcm").read_bytes()
     assert _count_frames(tmp_path / "a.dcm") == 1

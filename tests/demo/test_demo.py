@@ -15,7 +15,7 @@ from taskuq.report._explorer import load_explorer
 from taskuq.table._table import TaskOutputs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "atlas"
-SMALL = DemoSettings(patients=1, slices=2, shown=2, trials=20, simulations=20, replays=20)
+SMALL = DemoSettings(patients=1, slices=2, shown=2, trials=8, simulations=6, replays=6)
 
 
 @pytest.fixture(scope="module")

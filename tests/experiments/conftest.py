@@ -7,15 +7,6 @@ from taskuq.experiments._claims import ClaimSettings, StoredExample, run_all
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import replace_arrays
 
-FEW = ClaimSettings(
-    trials=24,
-    round_trials=6,
-    protocol_trials=4,
-    samples=(2, 8),
-    goals=((0.1, 0.1), (0.1, 0.2)),
-    widths=(0.1, 0.2),
-)
-
 
 @pytest.fixture(scope="session")
 def table():
@@ -31,30 +22,24 @@ def point(table):
 
 @pytest.fixture(scope="session")
 def few():
-    return FEW
-
-
-QUALITY = {
-    "schema": "taskuq.quality/1",
-    "results": [
-        {
-            "acceleration": R,
-            "method": method,
-            "psnr": {"mean": psnr, "standard_error": 0.2},
-            "ssim": {"mean": psnr / 50, "standard_error": 0.01},
-            **({"spread_error_correlation": 0.5} if method == "flow" else {}),
-        }
-        for R, method, psnr in [
-            (16.0, "zero-filled", 20.0), (16.0, "varnet", 27.0), (16.0, "flow", 26.0),
-            (4.0, "zero-filled", 25.0), (4.0, "varnet", 33.0), (4.0, "flow", 32.0),
-        ]
-    ],
-}  # fmt: skip
+    return ClaimSettings(
+        trials=24, round_trials=6, protocol_trials=4, samples=(2, 8),
+        goals=((0.1, 0.1), (0.1, 0.2)), widths=(0.1, 0.2),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def quality():
-    return QUALITY
+    results = [
+        {
+            "acceleration": R, "method": method, "psnr": {"mean": psnr, "standard_error": 0.2},
+            "ssim": {"mean": psnr / 50, "standard_error": 0.01},
+            **({"spread_error_correlation": 0.5} if method == "flow" else {}),
+        }
+        for R, each in {16.0: (20.0, 27.0, 26.0), 4.0: (25.0, 33.0, 32.0)}.items()
+        for method, psnr in zip(("zero-filled", "varnet", "flow"), each, strict=True)
+    ]  # fmt: skip
+    return {"schema": "taskuq.quality/1", "results": results}
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from measure.adaptive_toy import RATES, SIZE, Draws, learner
+from measure.adaptive_toy import RATES, SIZE, Draws, DrawsTogether, learner
 from raising import refused
 from taskuq._io import open_npz
 from taskuq.cli.app import main
@@ -137,14 +137,9 @@ def test_random_candidates_find_lines_without_variance(tries, tmp_path):
 
 
 def test_batched_cases_give_the_same_order(tmp_path):
-    class Together(Draws):
-        def batch(self, measurements, *, samples, seeds):
-            pairs = zip(measurements, seeds, strict=True)
-            return torch.stack([self(one, samples=samples, seed=seed) for one, seed in pairs])
-
     orders = [
         learn_masks(learner(kind(), random_candidates=3), tmp_path / f"{k}.npz", progress=False)[1]
-        for k, kind in enumerate((Draws, Together))
+        for k, kind in enumerate((Draws, DrawsTogether))
     ]
     assert orders[0].lines == orders[1].lines
     for settings in ({"random_candidates": -1}, {"random_candidates": 2, "objective": "variance"}):

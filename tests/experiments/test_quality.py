@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
+from volumes import save_npz
 
-from data.volumes import save_npz
 from raising import refused
 from taskuq._config import read_config, toml_text
 from taskuq._io import read_json

@@ -159,8 +159,3 @@ TABLES = [
 def test_table_refuses_bad_parts(given, options, code):
     with refused(code):
         tq.TaskOutputs(*given, **options)
-
-
-def test_unknown_acceleration_is_refused():
-    with refused("choice.unknown"):
-        tq.TaskOutputs(X[None].repeat(2, 0), Z, (8, 4)).round_index(3)

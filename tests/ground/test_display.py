@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import taskuq as tq
+from raising import refused
 from taskuq._display import MOST_BARS, svg
 from taskuq.scan._state import RoundRecord
 from taskuq.table import SyntheticTable, synthetic_outputs
@@ -147,9 +148,8 @@ def test_plots_draw_on_the_axes_they_return():
         "choice.unknown": lambda: tq.plot.rank_histogram(tq.diagnose(TABLE), acceleration=3),
     }
     for code, call in wrong.items():
-        with pytest.raises(tq.InputError) as caught:
+        with refused(code):
             call()
-        assert caught.value.code == code
 
 
 @pytest.mark.parametrize("seed", [7, np.random.default_rng(7)])

@@ -101,29 +101,21 @@ def events_of(monkeypatch, do):
     return "".join(seen)
 
 
-@pytest.mark.parametrize("exclusive", [False, True])
-def test_file_is_synced_before_its_name(tmp_path, monkeypatch, exclusive):
-    def write():
-        write_json(tmp_path / "a.json", {"alpha": 0.1}, exclusive=exclusive)
-
-    assert events_of(monkeypatch, write) == "fmd"
+TABLE = tq.TaskOutputs(np.ones((2, 3, 4)), np.ones(3), (4, 2), missing_cases=["a"])
 
 
-def test_new_folders_are_synced(tmp_path, monkeypatch):
-    def write():
-        write_json(tmp_path / "new" / "newer" / "a.json", {})
-
-    assert events_of(monkeypatch, write) == "ddfmd"
-
-
-def test_files_of_a_table_are_synced(tmp_path, monkeypatch):
-    def save():
-        tq.TaskOutputs(np.ones((2, 3, 4)), np.ones(3), (4, 2), missing_cases=["a"]).save(
-            tmp_path / "t"
-        )
-
-    # The folder, then header, roster and two shards.
-    assert events_of(monkeypatch, save) == "d" + "fmd" * 4
+@pytest.mark.parametrize(
+    ("write", "events"),
+    [
+        (lambda folder: write_json(folder / "a.json", {}), "fmd"),
+        (lambda folder: write_json(folder / "a.json", {}, exclusive=True), "fmd"),
+        (lambda folder: write_json(folder / "new" / "newer" / "a.json", {}), "ddfmd"),
+        # The folder, then header, roster and two shards.
+        (lambda folder: TABLE.save(folder / "t"), "d" + "fmd" * 4),
+    ],
+)
+def test_files_and_new_folders_are_synced_before_their_names(tmp_path, monkeypatch, write, events):
+    assert events_of(monkeypatch, lambda: write(tmp_path)) == events
 
 
 def test_exclusive_file_is_created_once(tmp_path):
@@ -245,11 +237,7 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path):
 
 
 def test_name_of_a_new_log_is_synced(tmp_path, monkeypatch):
-    path = tmp_path / "log.jsonl"
-
-    def append():
-        append_jsonl(path, [{"a": 1}], durable=True)
-
+    append = lambda: append_jsonl(tmp_path / "log.jsonl", [{"a": 1}], durable=True)  # noqa: E731
     assert events_of(monkeypatch, append) == "fd"
     assert events_of(monkeypatch, append) == "f"
 

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import taskuq as tq
+from raising import refused
 
 
 @pytest.fixture
@@ -44,9 +45,8 @@ def test_intervals_keep_the_labels(frames):
     "change", [lambda z: z.iloc[1:], lambda z: pd.concat([z.iloc[1:], z.iloc[1:2]])]
 )
 def test_what_cannot_be_matched_is_refused(frames, change):
-    with pytest.raises(tq.InputError) as caught:
+    with refused("shape.mismatch"):
         tq.calibrate(frames[0], change(frames[1]), alpha=0.1)
-    assert caught.value.code == "shape.mismatch"
 
 
 def test_objects_that_are_numbers_are_read(arrays):
@@ -61,9 +61,8 @@ def test_xarray_is_read_by_the_names_of_its_dimensions(arrays):
     targets = xarray.DataArray(arrays[1][::-1], dims="case", coords={"case": names[::-1]})
     bound = tq.calibrate(outputs, targets, alpha=0.1)
     assert bound.to_dict() == tq.calibrate(*arrays, alpha=0.1).to_dict()
-    with pytest.raises(tq.InputError) as caught:
+    with refused("shape.axes"):
         tq.calibrate(outputs.rename(sample="draw"), targets, alpha=0.1)
-    assert caught.value.code == "shape.axes"
 
 
 def test_interval_unpacks_and_is_an_array():
@@ -83,6 +82,5 @@ def test_posterior_samples_are_a_table():
     table = tq.TaskOutputs.from_posterior(samples, theta, task_names=["mass", "spin"])
     bound = tq.calibrate(table, task="spin", alpha=0.1)
     assert bound.to_dict() == tq.calibrate(samples[..., 1].T, theta[:, 1], alpha=0.1).to_dict()
-    with pytest.raises(tq.InputError) as caught:
+    with refused("shape.axes"):
         tq.TaskOutputs.from_posterior(samples[0], theta)
-    assert caught.value.code == "shape.axes"

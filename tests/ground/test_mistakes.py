@@ -1,6 +1,5 @@
 """Typical mistakes: each is refused, warned of, or gives the right result; none is silent."""
 
-import pydoc
 import re
 import subprocess
 import sys
@@ -211,7 +210,3 @@ def test_type_checker_finds_the_mistakes(tmp_path):
     found = {int(line) for line in re.findall(r"script\.py:(\d+): error", done.stdout)}
     lines = enumerate(SCRIPT.splitlines(), 1)
     assert found == {k for k, line in lines if "# wrong" in line}, done.stdout + done.stderr
-
-
-def test_help_names_the_method():
-    assert "conformal" in pydoc.render_doc(tq.calibrate).lower()

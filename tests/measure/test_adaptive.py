@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
-from measure.adaptive_toy import RATES, SIZE, Draws, corner, patients, scanner
+from measure.adaptive_toy import RATES, SIZE, Draws, DrawsTogether, corner, patients, scanner
 from raising import refused
 from taskuq._seeds import case_seed
 from taskuq.measure._adaptive import (
@@ -255,12 +255,6 @@ def rule(**options) -> AdaptiveLines:
     return AdaptiveLines(scanner(), scanner().masks, RATES, **options)
 
 
-class Together(Draws):
-    def batch(self, measurements, *, samples, seeds):
-        each = zip(measurements, seeds, strict=True)
-        return torch.stack([self(one, samples=samples, seed=seed) for one, seed in each])
-
-
 def run(recover, store=None, measure=None, **options):
     pipeline = tq.Pipeline(measure or rule(), recover, corner)
     return pipeline.run(
@@ -312,9 +306,8 @@ def test_lookahead_limits_the_lines(table):
     assert (now.sampled_lines == masks[:, None]).all()
     assert (later.sampled_lines[1] <= masks[2]).all()
     assert (later.sampled_lines[1] != masks[1]).any()
-    assert (
-        later.sampled_lines[2] == masks[2]
-    ).all()  # in the last round the masks' lines are measured
+    # In the last round the masks' lines are measured.
+    assert (later.sampled_lines[2] == masks[2]).all()
     assert (later.sampled_lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
     every = [
         rule(lookahead=ahead, adaptive_fraction=share)
@@ -328,7 +321,7 @@ def test_lookahead_limits_the_lines(table):
 
 @pytest.mark.parametrize("options", [{}, {"batch": 3}])
 def test_lines_do_not_depend_on_the_batch(table, options):
-    assert np.array_equal(run(Together(), **options).sampled_lines, table.sampled_lines)
+    assert np.array_equal(run(DrawsTogether(), **options).sampled_lines, table.sampled_lines)
 
 
 def test_killed_run_resumes_with_the_same_lines(table, tmp_path):

@@ -67,10 +67,8 @@ def test_masks_of_every_width_have_no_hole(sets):
             masks = nested_masks(width, rates, seed=rng, rule=rule)
             assert masks.sum(axis=1).tolist() == [round(width / R) for R in rates]
             assert (masks[1:] >= masks[:-1]).all()
-            assert ([_block(m) for m in masks] >= _least_centers(width, rates)).all(), (
-                width,
-                rates,
-            )
+            blocks = [_block(m) for m in masks]
+            assert (blocks >= _least_centers(width, rates)).all(), (width, rates)
             made += 1
     assert made > 900
 

@@ -1,12 +1,5 @@
-import sys
-from pathlib import Path
-
-import pytest
-
-# The toy imaging system is imported by tests and by the processes they kill.
-sys.path.insert(0, str(Path(__file__).parent))
-
 import cluster_of_one
+import pytest
 import toy
 
 

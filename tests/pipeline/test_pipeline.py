@@ -35,16 +35,6 @@ def test_size_of_shards_changes_nothing(tmp_path, monkeypatch):
     assert same(whole, single)
 
 
-def test_several_tasks_and_point_estimates():
-    def point(measurement, *, samples, seed):
-        return np.nan_to_num(measurement)[None]
-
-    both = tq.Pipeline(toy.measure, toy.recover, toy.two_tasks).run(toy.images(3), **RUN)
-    single = tq.Pipeline(toy.measure, point, toy.task).run(toy.images(3), **RUN)
-    assert both.outputs.shape == (3, 3, 4, 2)
-    assert single.samples == 1
-
-
 def test_resumed_run_recomputes_three_cases(tmp_path):
     PIPELINE.run(toy.images(8), store=tmp_path / "t", **RUN)
     ran = []

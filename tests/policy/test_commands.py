@@ -25,25 +25,6 @@ def test_plan_command_writes_the_policy(path, tmp_path, capsys):
     assert tq.load_policy(out).to_dict() == expected.to_dict()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["plan"],
-        ["plan", "--max-width", "0.1", "--alpha", "2"],
-        ["plan", "--max-width", "0.1", "--samples", "99"],
-        ["simulate", "--max-width", "0.1", "--policy", ""],
-        ["simulate", "--max-width", "0.1", "--budget", "most"],
-        ["simulate", "--max-width", "0.1", "--samples", "0"],
-    ],
-)
-def test_bad_input_has_status_2(path, arguments, capsys):
-    command, *rest = arguments
-    with pytest.raises(SystemExit) as ended:
-        main([command, path, *rest])
-    assert ended.value.code == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
-
-
 def test_simulate_command_prints_json_and_draws(path, tmp_path, capsys):
     figures = tmp_path / "figures"
     main(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from own_score import OwnScore
 from raising import refused
 from taskuq._io import write_json
 from taskuq.conformal.scores._paper import AR
@@ -16,17 +17,6 @@ from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticTable(volumes=24, samples=8), seed=3)
 NEW = synthetic_outputs(SyntheticTable(volumes=4, samples=8), seed=4).outputs
-
-
-class OwnScore:
-    """Distance from the mean."""
-
-    def score(self, outputs, targets):
-        return np.abs(targets - outputs.mean(axis=1))
-
-    def interval(self, outputs, quantile):
-        mean = outputs.mean(axis=1)
-        return tq.Interval(mean - quantile, mean + quantile)
 
 
 PLANS = {

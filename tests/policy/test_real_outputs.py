@@ -11,7 +11,7 @@ from taskuq.policy._kinds import PolicySpec
 from taskuq.policy._simulate import simulate
 
 FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs"
-TRIALS = 200
+TRIALS = 100
 
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="needs the real task outputs")
 

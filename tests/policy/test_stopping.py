@@ -185,18 +185,11 @@ def test_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @settings(max_examples=8)
 @given(seed=SEEDS)
-def test_report_contains_the_target_from_its_score_on(rule, seed):
+def test_report_contains_the_target_from_its_score_on_and_misses_it_below(rule, seed):
     for examined, score, targets in rounds_of_inequalities(rule, seed):
         known = np.isfinite(score)
         at_score = examined.report(np.where(known, score, 0.0))
         assert at_score.contains(targets)[known].all()
-
-
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@settings(max_examples=8)
-@given(seed=SEEDS)
-def test_report_misses_the_target_below_its_score(rule, seed):
-    for examined, score, targets in rounds_of_inequalities(rule, seed):
         # Identical samples make a point that does not move; it has no below.
         below = score - 1e-6
         sharp = np.isfinite(below) & (examined.family.scale > 0) & (below >= examined.lowest)

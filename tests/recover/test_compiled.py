@@ -6,28 +6,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from taskuq.measure._fourier import _central_window, central_lines, fft2c
+from taskuq.measure._fourier import central_lines
 from taskuq.recover import _compiled
 from taskuq.recover._compiled import compile_methods, compile_region, half_unet, half_varnet
-from taskuq.recover._varnet import NormUnet, UNet, VarNet, VarNetConfig
+from taskuq.recover._varnet import NormUnet, UNet
 from taskuq.recover.flow._model import ConditionStage, FlowStep
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
-
-SMALL = VarNetConfig(cascades=3, width=4, pools=2, sensitivity_width=4, sensitivity_pools=2)
-
-
-@pytest.fixture
-def net(randomise):
-    return randomise(VarNet(SMALL)).eval()
-
-
-@pytest.fixture
-def scan(draw):
-    """Three cases, the last of them fully measured; sides that must be padded, one of them odd."""
-    images = torch.complex(draw(3, 4, 21, 26), draw(3, 4, 21, 26))
-    mask = _central_window(torch.tensor([4, 7, 26]), 26)
-    mask[:, ::5] = True
-    return torch.where(mask[:, None, None], fft2c(images), 0), mask
 
 
 def nearly(found, expected, tolerance):
@@ -35,7 +19,7 @@ def nearly(found, expected, tolerance):
 
 
 def test_half_precision_does_not_overflow(net, scan):
-    kspace, mask = scan[0].to(torch.complex64), scan[1]
+    kspace, mask = scan
     arguments = kspace, mask, central_lines(mask)
     with torch.no_grad():
         expected = net(*arguments)
@@ -79,7 +63,7 @@ def compiler(monkeypatch):
 
 
 def test_modules_of_a_kind_share_compiled_code(compiler, net, scan, small_flow, draw):
-    kspace, mask = scan[0].to(torch.complex64), scan[1]
+    kspace, mask = scan
     arguments = kspace, mask, central_lines(mask)
     quick = half_varnet(net, torch.float16)
     sampler = SamplerNet(SamplerConfig(width=4, decoder_channels=(4, 8)))

@@ -21,7 +21,6 @@ from taskuq.recover._estimate import (
     varnet_estimate,
 )
 from taskuq.recover._methods import open_recovery
-from taskuq.recover._varnet import VarNet, VarNetConfig
 from taskuq.recover.flow import _sample as around
 from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
 from taskuq.recover.flow._sample import (
@@ -132,9 +131,8 @@ SMALL = FlowConfig(
 
 
 @pytest.fixture
-def net():
-    with seeded(1):
-        return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
+def net(varnet):
+    return varnet
 
 
 @pytest.fixture
@@ -244,7 +242,7 @@ def test_unmeasured_lines_are_not_used(net, flow, images, keep_coils):
 
 def test_latents_are_halved_beyond_the_limit(net, images):
     """A new flow gives its latents: of 512 numbers the largest is far above 1, and not above 9."""
-    narrow = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "max_value": 1.0})).eval()
+    narrow = ConditionalFlow(replace(SMALL, max_value=1.0)).eval()
     recover = ResidualFlowSampler(narrow, net)
     drawn = recover(scans(images, 4)[0], samples=5, seed=0)
     assert torch.isfinite(drawn).all()
@@ -252,7 +250,7 @@ def test_latents_are_halved_beyond_the_limit(net, images):
     assert 5 * 11 <= recover.rejected <= 5 * 14
     first = recover(scans(images, 4)[0], samples=2, seed=0)
     assert torch.allclose(first, drawn[:2], atol=1e-5)
-    hopeless = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "max_value": 1e-3})).eval()
+    hopeless = ConditionalFlow(replace(SMALL, max_value=1e-3)).eval()
     with refused("value.nonfinite"):
         ResidualFlowSampler(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
 

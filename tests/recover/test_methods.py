@@ -221,9 +221,8 @@ def hold(recover, images, mask, seed=0):
     if hasattr(recover, "estimator"):
         # Coil images agree with the measurement, whatever the residuals.
         estimate = recover.estimator([scan]).estimate
-        coils = estimate.coil_images(torch.complex(*torch.randn(2, 1, SAMPLES, *images.shape[1:])))[
-            0
-        ]
+        residuals = torch.complex(*torch.randn(2, 1, SAMPLES, *images.shape[1:]))
+        coils = estimate.coil_images(residuals)[0]
         kept = project_measured(coils, mask.expand(len(coils), -1))
         assert (kept - recoveries.rescale_pow2(measured[None])[0]).abs().max() < 1e-5
 

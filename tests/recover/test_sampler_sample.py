@@ -10,7 +10,7 @@ from taskuq.data._readers import simulate_coil_dataset
 from taskuq.measure._fourier import project_measured
 from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
 from taskuq.recover._estimate import CrossFitEstimates, assign_folds, varnet_estimate
-from taskuq.recover._varnet import VarNet, VarNetConfig
+from taskuq.recover._varnet import VarNet
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import (
     SamplerRecovery,
@@ -37,12 +37,6 @@ def loud(config: SamplerConfig) -> SamplerNet:
 @pytest.fixture
 def net() -> SamplerNet:
     return loud(SMALL)
-
-
-@pytest.fixture
-def varnet() -> VarNet:
-    with seeded(1):
-        return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
 
 
 @pytest.fixture

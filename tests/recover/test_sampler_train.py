@@ -97,13 +97,8 @@ def test_one_sample_cannot_be_scored():
 
 
 def test_task_terms_fade_in():
-    assert [losses.TaskLossConfig().fade(p) for p in (0.3, 0.5, 0.625, 0.75, 1)] == [
-        0,
-        0,
-        0.5,
-        1,
-        1,
-    ]
+    found = [losses.TaskLossConfig().fade(p) for p in (0.3, 0.5, 0.625, 0.75, 1)]
+    assert found == [0, 0, 0.5, 1, 1]
 
 
 def test_task_terms_are_scores_of_task_outputs():

@@ -1,22 +1,16 @@
 """Runs with their pages."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
+import run_folder
 
-# The run's folder is imported by tests; it lies beside them.
-sys.path.insert(0, str(Path(__file__).parent))
+from taskuq.report._report import write_report
 
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory):
     """A run with everything, and its page."""
-    import run_folder
-
-    from taskuq.report._report import write_report
-
     folder = run_folder.write_run(tmp_path_factory.mktemp("run") / "knee")
     write_report(folder)
     return folder
@@ -25,16 +19,12 @@ def run_dir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory):
     """A run whose every name tries to be something else, and its page."""
-    import run_folder
-
     return run_folder.write_hostile(tmp_path_factory.mktemp("hostile"))
 
 
 @pytest.fixture(scope="session")
 def short_run(run_dir, tmp_path_factory):
     """A run whose 30 groups are too few for the error rate of its policy."""
-    import run_folder
-
     folder = tmp_path_factory.mktemp("short") / "run"
     shutil.copytree(run_dir, folder)
     table = run_folder.TaskOutputs.load(folder / "table.npz")

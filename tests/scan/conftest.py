@@ -1,22 +1,17 @@
 """Toy scanner, its policies, and seeds of long scans."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+import toy_scanner
+from group_scans import toy_scan
 
 import taskuq as tq
-
-# The scanners and populations that several tests share lie beside them.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
 def toy():
-    import toy_scanner
-
     return toy_scanner
 
 
@@ -34,8 +29,6 @@ def longest(toy, toy_policy):
 @pytest.fixture(scope="session")
 def whole(toy):
     """A policy for whole groups of three, and the seeds of a group that is measured in full."""
-    from group_scans import toy_scan
-
     table = replace(toy.table(), group=np.repeat(np.arange(20), 3))
     policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="whole-group")
     seeds = next(

@@ -1,12 +1,8 @@
 """Small scanner, its policy, and services on loopback."""
 
 import socket
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,15 @@
 import json
 import re
-import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import jsonschema
 import pytest
+from extensions import configuration
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs").rglob("*.toml"))
-sys.path.insert(0, str(ROOT / "docs"))
-from extensions import configuration  # noqa: E402
 
 
 @pytest.fixture(scope="module")

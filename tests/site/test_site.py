@@ -1,4 +1,3 @@
-import importlib
 import os
 import re
 import subprocess
@@ -10,18 +9,13 @@ from urllib.parse import urlparse
 
 import pytest
 from docutils import nodes
+from extensions import formulas, gallery, links, notebooks, reference
 from sphinx.util.inventory import InventoryFile
 
 import taskuq
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS))
-reference = importlib.import_module("extensions.reference")
-formulas = importlib.import_module("extensions.formulas")
-gallery = importlib.import_module("extensions.gallery")
-links = importlib.import_module("extensions.links")
-notebooks = importlib.import_module("extensions.notebooks")
 PARTS = ["tutorials", "how-to", "explanation", "reference", "results"]
 PAGES = ["index.html", "how-to/choose.html", "explanation/guarantees.html", "results/paper.html",
          "reference/commands.html", "reference/glossary.html", "reference/api.html",

@@ -25,7 +25,8 @@ def table():
 
 def same(a, b):
     names = ("outputs", "targets", "accelerations", "case", "group", "site", "label")
-    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in names)
+    every = (*names, "task_names", "round_names")
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in every)
 
 
 def wide(table):
@@ -146,16 +147,6 @@ def test_invalid_csv_is_refused(tmp_path, kind):
 
 
 NAMES = ("12 views", "24 views")
-PARTS = (
-    "outputs",
-    "targets",
-    "accelerations",
-    "case",
-    "group",
-    "label",
-    "task_names",
-    "round_names",
-)
 
 
 def made(**changes):
@@ -169,10 +160,6 @@ def made(**changes):
     # Numbers that float32 and decimals hold exactly.
     outputs, targets = rng.integers(257, size=(2, 4, 3, 3)), rng.integers(257, size=(4, 3))
     return tq.TaskOutputs(outputs * scale, targets * scale, (16, 8), **parts | changes)
-
-
-def same_tasks_in_tables(a, b):
-    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in PARTS)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +181,7 @@ def test_three_tasks_survive_every_format(tmp_path, name):
     else:
         table.save(path)
     loaded = tq.TaskOutputs.load(path)
-    assert same_tasks_in_tables(loaded, table)
+    assert same(loaded, table)
     if "." not in name or name == "table.npz":
         assert loaded.task_ranges == ((0.0, 1.0), (0.0, np.inf), None)
         assert loaded.select(task="area").task_range == (0.0, np.inf)
@@ -236,7 +223,7 @@ def test_formula_in_a_csv_is_refused(tmp_path):
     table = made(case=["=1+1", "b", "c", "a"])
     with refused("value.invalid"):
         table.save(tmp_path / "table.csv")
-    assert same_tasks_in_tables(tq.TaskOutputs.load(table.save(tmp_path / "table.parquet")), table)
+    assert same(tq.TaskOutputs.load(table.save(tmp_path / "table.parquet")), table)
 
 
 def test_rounds_are_found_by_name():

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from volumes import save_npz
 
-from data.volumes import save_npz
 from taskuq.data._arrays import ArrayDataset
 
 TOML = """

@@ -10,7 +10,6 @@ from bits import same_bits
 from raising import refused
 from taskuq._config import from_toml_table, to_toml_table
 from taskuq._io import read_json
-from taskuq.experiments._run import read_run
 from taskuq.recover._methods import RECOVERIES
 from taskuq.task._methods import TASKS
 from taskuq.training._fit import TrainerOptions, train_config
@@ -43,21 +42,6 @@ def test_network_has_its_configuration_and_presets(name):
     assert all(isinstance(preset, network.config) for preset in network.presets.values())
     if network.presets:
         assert network.presets["paper"] == settings.network
-
-
-@pytest.mark.parametrize(
-    ("table", "code"),
-    [
-        ('[recover]\nkind = "zero-filled"\nweights = "a"', "config.key"),
-        ('[recover]\nkind = "best"', "choice.unknown"),
-        ('[task]\nkind = "mean-intensity"\nweights = "a"', "config.key"),
-        ('[task]\nkind = "classifier"\nrows = [0, 1]', "config.key"),
-    ],
-)
-def test_key_of_another_kind_is_refused(table, code, tmp_path):
-    (tmp_path / "run.toml").write_text(table)
-    with refused(code):
-        read_run(tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize("kind", ["flow", "varnet", "folder"])

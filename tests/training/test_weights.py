@@ -24,7 +24,6 @@ from taskuq.training._checkpoints import _load_state, _save_state
 from taskuq.training._networks import NETWORKS
 from taskuq.training._weights import (
     FOLDER,
-    load_weights,
     read_card,
     read_tensors,
     save_weights,
@@ -150,12 +149,6 @@ def test_public_weights_are_loaded(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "public.pt")
     with refused("weights.mismatch"):
         load_public_varnet(tmp_path / "public.pt")
-
-
-def test_weights_do_not_fill_another_network(saved):
-    _, path = saved
-    with refused("weights.mismatch"):
-        load_weights(nn.Linear(2, 2), path)
 
 
 @pytest.mark.parametrize(

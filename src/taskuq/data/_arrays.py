@@ -116,7 +116,7 @@ class NpzData(DataConfig):
     """Settings of [data] for one .npz file, read by :func:`read_npz`."""
 
     path: Path | None = None  #: .npz file with images, label and group.
-    #: "image" for one group per image, if the file has no groups.
+    #: Set to "image" for one group per image, if the file has no groups.
     group: Literal["image"] | None = None
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
     target: str = "label"  #: Array of training targets, (case,) or (case, task).

@@ -95,8 +95,6 @@ def read_file_list(path: Path | str) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class AnnotationLabels:
-    """Slice labels from fastMRI+ annotations."""
-
     annotations: _Annotations
     pathology: str = "Meniscus Tear"
     files: frozenset[str] | None = None
@@ -171,7 +169,7 @@ class Volume:
 
 
 def open_volume(path: Path | str) -> Volume:
-    """Open a fastMRI file, knee or brain, one coil or several, without reading its k-space."""
+    """Open a fastMRI file (knee or brain, one coil or several) without reading its k-space."""
     path = Path(path)
     with _opened(path, "cannot be opened as HDF5") as file:
         kspace = file.get("kspace")

@@ -172,7 +172,7 @@ class Experiment:
 def make_inputs(
     samples: TaskOutputs | None, point: TaskOutputs | None = None, **others: Any
 ) -> ClaimInputs:
-    """Return the inputs of experiments; cases of the two tables are matched, with one task."""
+    """Return the inputs of experiments after matching the cases of both one-task tables."""
     for table in (samples, point):
         if table is not None and not table.has_targets:
             raise InputError("a table has no targets; fill them in", code="targets.missing")

@@ -76,7 +76,6 @@ def _length_table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
 def _length_ratios(
     found: Sequence[Evaluation], settings: ClaimSettings
 ) -> tuple[dict[str, str], dict[str, bool], list[float]]:
-    """Return the ratios to report, the parts of the claim, and all ratios to AR."""
     lengths: dict[str, dict[float | None, float]] = {}
     for r in found:
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
@@ -292,7 +291,6 @@ def _conditional_table(found: Sequence[Evaluation], strata: str, unit: Unit) -> 
 
 
 def _compared_strata(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, bool]]:
-    """Return the lowest class coverage, the variation over widths, and the parts of the claim."""
     target = 1 - found[0].alpha
     classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}
     lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}

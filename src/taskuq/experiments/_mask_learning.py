@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 
 from taskuq._config import Count, Natural, Positive, check_ranges, to_toml_table
-from taskuq._io import (
-    complete_record,
-    content_fingerprint,
-    fingerprint,
-    read_json,
-    write_json,
-)
+from taskuq._io import complete_record, content_fingerprint, fingerprint, read_json, write_json
 from taskuq.conformal._diagnose import crps
 from taskuq.data._readers import open_data
 from taskuq.errors import InputError
@@ -88,7 +82,6 @@ class _MaskLearner:
         return Executor(self.recover, self.task, self.config.seed)
 
     def next(self, order: _LineOrder, count: int, progress: Progress) -> _LineOrder:
-        """Sample all cases with the lines so far, and choose ``count`` more lines."""
         measured = order.until(int(order.begin.sum()) + len(order.lines))
         rate = self.system.n_lines / int(measured.sum())
         covariances = []
@@ -112,7 +105,7 @@ class _MaskLearner:
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
-        """Return the given lines or equally many random ones, whichever have the lower CRPS."""
+        """Return the given lines or equally many random lines, whichever have the lower CRPS."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
         for _ in range(self.config.random_candidates):

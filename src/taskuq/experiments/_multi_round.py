@@ -254,7 +254,6 @@ def _ratio(rules: Rules) -> float:
 
 
 def _compared(found: Simulated) -> tuple[dict[str, dict[str, float]], dict[str, bool]]:
-    """Compare fixed-width with the paper's rules at each setting; return the claim's parts too."""
     fastest = _first(found).stops[0].acceleration
     compared, parts, adaptive = {}, {}, []
     for (alpha, width), rules in found.items():

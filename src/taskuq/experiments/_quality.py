@@ -57,7 +57,6 @@ def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
 
 
 def _spread_error_correlation(samples: Tensor, truth: Tensor) -> float:
-    """Return Spearman's correlation of sample spread and error in the foreground, or NaN."""
     from scipy.stats import spearmanr
 
     inside = truth > FOREGROUND * truth.max()
@@ -210,7 +209,7 @@ HEADER = "judging.json"
 
 @dataclass(frozen=True)
 class QualityConfig:
-    """Settings of an evaluation of image quality."""
+    """Settings of taskuq quality."""
 
     #: Images; validation cases are evaluated, training cases are the reference for FID.
     data: Data = field(default_factory=paper_data)

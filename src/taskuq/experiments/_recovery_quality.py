@@ -172,7 +172,6 @@ MOST_EXAMPLES = 2
 
 
 def _examples(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Draw chosen cases; intervals are calibrated on the other groups."""
     table = inputs.table
     shown = list(inputs.examples or stored_examples(table, inputs.point))
     if settings.cases:

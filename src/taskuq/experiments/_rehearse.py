@@ -103,8 +103,6 @@ def _texts(table: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Rehearsal in a folder, with the options of ``taskuq rehearse``."""
-
     output: Path
     configs: Path
     steps: int = 3
@@ -218,7 +216,6 @@ class Rehearsal:
         return {**found, "status": "passed", "peak_gpu_bytes": gpu, "cost": cost}
 
     def _clear(self, command: _Command) -> None:
-        """Remove an earlier attempt's outputs; shared folders only before their first command."""
         for made in command.makes:
             others = [m for other in self.recipe if other != command for m in other.makes]
             first = next(other for other in self.recipe if made in other.makes)
@@ -343,7 +340,7 @@ class _Ended(NamedTuple):
 
 
 def _run_command(words: Sequence[str], folder: Path, log: Path) -> _Ended:
-    """Run ``taskuq`` in a folder with this Python and this code, and measure the process."""
+    """Run ``taskuq`` in a folder with the same Python and code; measure time and memory."""
     # The folder changes, so that a relative path would lead elsewhere.
     given = [Path(p).resolve() for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     paths = os.pathsep.join(map(str, [Path(taskuq.__file__).parents[1], *given]))

@@ -37,7 +37,7 @@ class LineCovariance(ABC):
     def _line_variance(self) -> FloatArray: ...
 
     def left(self, lines: Sequence[int]) -> float:
-        """Return the variance :math:`V(S)` that remains given these lines, averaged over cases."""
+        """Return the variance that remains given these lines, averaged over cases."""
         return float(self._given(lines).variance().mean())
 
     def greedy(
@@ -81,8 +81,6 @@ class _GramCovariance(LineCovariance):
 
 
 class _GramPosterior:
-    """Precision of samples given some lines; bounds avoid computing most variance reductions."""
-
     def __init__(self, covariance: _GramCovariance, lines: Sequence[int]) -> None:
         self.of = covariance
         samples = covariance.grams.shape[-1]

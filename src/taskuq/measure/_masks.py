@@ -174,7 +174,7 @@ def gro_mask(
 
 
 def acs_widths(width: int, accelerations: Sequence[float], lines: Sequence[int]) -> list[int]:
-    """Return each round's number of central lines: the paper's, scaled, interpolated in log R."""
+    """Return the number of central lines of each round, interpolated from the paper's in log R."""
     rates = np.log2([*_RATES, 1])
     scaled = np.interp(np.log2(accelerations), rates[::-1], [40, *_CENTERS[::-1]]) * width / _SIZE
     # The first round: 9 of 20 lines; no other has more.

@@ -321,7 +321,6 @@ class SlurmOptions:
             raise MachineError(text)
 
     def _submit(self, work: WorkItems, shares: list[list[int]], progress: Progress) -> list[Any]:
-        """Submit an array, without the environment settings of an enclosing job."""
         executor = self._executor(work.folder)
         from submitit.core.utils import FailedJobError, FailedSubmissionError
         from submitit.helpers import clean_env
@@ -404,7 +403,6 @@ def _states(which: str, before: dict[str, str]) -> dict[str, str]:
 
 
 def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
-    """Yield the index of each job when it ends, with the error if it failed."""
     from submitit import SlurmJob
 
     began, looked, states = time.monotonic(), -math.inf, dict[str, str]()

@@ -268,7 +268,7 @@ class CaseExecutor:
     def _quality(
         self, batch: RoundBatch, truth: list[Any], names: Sequence[str]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the quality of each case's mean relative to its samples and to the truth."""
+        """Return the quality of each mean image relative to its samples and to the true image."""
         R, each = batch.acceleration, len(batch.images) // self.size
         self._require_shape(batch, truth[0])
         if each < 2:
@@ -393,7 +393,6 @@ class CaseExecutor:
 
 
 def _filled(items: list[T], size: int) -> list[T]:
-    """Repeat the last item, so that all batches have the same size."""
     return items + items[-1:] * (size - len(items))
 
 
@@ -493,7 +492,7 @@ class RecoveryFolder:
     def load(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
         """Return the recoveries of a case in a round, (sample, height, width).
 
-        Only the first ``samples`` are used. Fewer raise InputError, except for one point estimate.
+        Extra samples are ignored; too few raise InputError, except for a single point estimate.
         """
         stem = safe_join(self.path, f"{case}/R{acceleration:g}")
         if stem.is_dir():

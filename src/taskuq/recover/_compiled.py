@@ -82,7 +82,7 @@ def half_varnet(net: VarNet, dtype: torch.dtype) -> VarNet:
 def inference_varnet(
     net: VarNet, dtype: torch.dtype = torch.float16, *, compiled: bool = True
 ) -> VarNet:
-    """Return a variational network for inference: on a GPU in lower precision and compiled."""
+    """Return a variational network for inference; on a GPU, compiled and in lower precision."""
     if next(net.parameters()).device.type != "cuda":
         return net
     quick = half_varnet(net, dtype)

@@ -278,7 +278,7 @@ class EstimateConfig(CrossFitConfig):
         }
         changed = [f"{key}: {a} there, {b} here" for key, (a, b) in pairs.items() if a != b]
         if changed or "trial" in there:
-            text = f"estimate.reuse_from {folder} holds another training: {changed or 'trial'}; "
+            text = f"estimate.reuse_from {folder} holds another run: {changed or 'trial'}; "
             text += "name one of the same data, masks and folds"
             raise InputError(text, code="resume.mismatch")
         weights = self.weights or estimate.get("weights") or estimate_weights(folder)
@@ -399,7 +399,6 @@ class CrossFitEstimates:
 
 
 def _to_device(indices: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy indices to a device without synchronising with the GPU."""
     tensor = torch.as_tensor(indices)
     tensor = tensor.pin_memory() if device.type == "cuda" else tensor
     return tensor.to(device, non_blocking=True)

@@ -129,7 +129,6 @@ class _CTTraining:
 
     @cached_property
     def _views(self) -> tuple[Tensor, tuple[float, ...]]:
-        """Return the masks (round, view) and the angle of each view."""
         masks = self.measure.masks(0)
         # Rounds are nested: without random views no others are used.
         every = self.random_views_fraction > 0
@@ -162,7 +161,6 @@ class _CTTraining:
     def _random_views(
         self, mask: Tensor, fraction: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Replace the views of some cases by random views; return masks and sampled fractions."""
         cases, total = mask.shape
 
         def uniform(*shape: int) -> Tensor:
@@ -313,7 +311,7 @@ class CTSamplerMethod:
 
     weights: Path | None = None  #: Trained CT sampler, a file or a bundled name.
     estimate: Path | None = None  #: Unrolled-network weights; default: those used in training.
-    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" is bfloat16 on a GPU.
+    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" is bfloat16 on GPUs.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("ct-sampler", self.weights)

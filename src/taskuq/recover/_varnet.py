@@ -173,7 +173,7 @@ class VarNetBlock(nn.Module):
         self.dc_weight = nn.Parameter(torch.ones(1))
 
     def forward(self, refined: Tensor, measured: Tensor, lines: Tensor, maps: Tensor) -> Tensor:
-        """Refine spectra along the rows of coil images; ``lines`` is 1 where measured."""
+        """Refine the row-wise spectra of coil images; ``lines`` is 1 where measured."""
         combined = (torch.fft.ifft(refined) * maps.conj()).sum(1)
         correction: Tensor = torch.fft.fft(self.model(combined)[:, None] * maps)
         consistent = refined - self.dc_weight * lines * (refined - measured)
@@ -223,7 +223,15 @@ class VarNet(nn.Module):
         self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return sensitivities and coil images, complex (case, coil, height, width) each."""
-        check_kspace(kspace, mask, low_frequencies)
+        if kspace.ndim != 4 or not kspace.is_complex():
+            shape = f"{tuple(kspace.shape)} of {kspace.dtype}"
+            text = f"k-space must be complex (case, coil, height, width), got {shape}"
+            raise InputError(text, code="shape.axes")
+        expected = (kspace.shape[0], kspace.shape[-1])
+        if mask.shape != expected or low_frequencies.shape != expected[:1]:
+            text = f"mask and low_frequencies must have shapes {expected} and {expected[:1]}, got "
+            text += f"{tuple(mask.shape)} and {tuple(low_frequencies.shape)}"
+            raise InputError(text, code="shape.mismatch")
         maps = self.sens_net(kspace, low_frequencies)
         # Masks are the same in all rows: a Fourier transform of the rows is enough, and one whose
         # first frequency is 0 needs no shift.
@@ -234,14 +242,3 @@ class VarNet(nn.Module):
             refined = cascade(refined, measured, lines, maps)
         whole = mask.all(-1).view(-1, 1, 1, 1)
         return maps, torch.where(whole, zero_filled, torch.fft.ifft(refined))
-
-
-def check_kspace(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:
-    if kspace.ndim != 4 or not kspace.is_complex():
-        text = f"k-space must be complex (case, coil, height, width), got {tuple(kspace.shape)} of "
-        raise InputError(f"{text}{kspace.dtype}", code="shape.axes")
-    expected = (kspace.shape[0], kspace.shape[-1])
-    if mask.shape != expected or low_frequencies.shape != expected[:1]:
-        text = f"mask and low_frequencies must have shapes {expected} and {expected[:1]}, got "
-        text += f"{tuple(mask.shape)} and {tuple(low_frequencies.shape)}"
-        raise InputError(text, code="shape.mismatch")

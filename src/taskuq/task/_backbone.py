@@ -13,12 +13,7 @@ from torch.nn import functional
 
 from taskuq._config import Channels, Depth, check_ranges
 from taskuq.errors import InputError
-from taskuq.training._weights import (
-    load_tensors,
-    read_card,
-    read_pickled,
-    read_tensors,
-)
+from taskuq.training._weights import load_tensors, read_card, read_pickled, read_tensors
 
 
 class _Bottleneck(nn.Module):

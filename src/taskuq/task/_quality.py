@@ -89,7 +89,7 @@ class SSIM(_FullReference):
 
 @dataclass(frozen=True)
 class NMSE(_FullReference):
-    """Squared error over the squared norm of the reference."""
+    """Squared error divided by the squared norm of the reference."""
 
     names = ("NMSE",)
     range = (0.0, math.inf)
@@ -102,7 +102,7 @@ class NMSE(_FullReference):
 
 @dataclass(frozen=True)
 class _Perceptual(_FullReference):
-    """Distance in VGG-16 features, by torchmetrics, relative to the reference's maximum."""
+    """Distance in VGG-16 features, by torchmetrics; the reference's peak scales both images."""
 
     weights: Path | None = None  #: VGG-16 weights, converted from torchvision to safetensors.
     range = (0.0, math.inf)

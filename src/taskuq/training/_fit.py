@@ -180,7 +180,6 @@ def _fit(
     steps: int | None = None,
     earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run a training recipe and return its timing; the folder, if any, receives the weights."""
     _refuse_impossible(config, machine, training, steps)
     settings = settings or {}
     is_new = folder is None or fresh or bool(steps) or not (folder / RESUME).exists()
@@ -326,7 +325,6 @@ def _unfrozen(network: nn.Module) -> Iterator[None]:
 def _refuse_impossible(
     config: TrainingConfig, machine: TrainerOptions, cases: TorchDataset[Any], steps: int | None
 ) -> None:
-    """Raise InputError for infeasible settings, before any file is written."""
     if steps is not None and steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}", code="value.invalid")
     _batch_per_process(config, machine, len(cases))  # type: ignore[arg-type]

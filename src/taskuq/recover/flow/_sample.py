@@ -157,11 +157,7 @@ def inference_flow(
     """Return a copy for inference, with convolutions in lower precision, compiled on a GPU."""
     quick = deepcopy(flow).requires_grad_(False).eval()
     if dtype != torch.float32:
-        for part in (
-            quick.conditioner,
-            quick.layers,
-            *([] if quick.size is None else [quick.size]),
-        ):
+        for part in filter(None, (quick.conditioner, quick.layers, quick.size)):
             half_convolutions(part, dtype)
         quick.unet = half_unet(quick.unet, dtype, aligned=1)
     if device.type == "cuda":

@@ -254,7 +254,7 @@ class _FlowTraining(RecoveryTraining):
     training: TrainingConfig = PAPER
     #: VarNet weights, to train a residual flow; default: train a flow of whole images.
     estimate: Path | None = None
-    #: Temperature of a residual flow at each acceleration, as pairs.
+    #: Temperature of a residual flow, as pairs (acceleration, temperature).
     temperatures: tuple[tuple[float, float], ...] = ()
     #: Settings of [training] for pre-training the conditioning U-Net.
     pretrain: TrainingConfig | None = None

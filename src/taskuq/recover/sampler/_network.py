@@ -179,9 +179,9 @@ class SamplerNet(nn.Module):
 
     .. math:: r^{(j)} = \epsilon\, G(c, m, v^{(j)}), \qquad v^{(j)} \sim \mathcal N(0, I)
 
-    The condition :math:`c` consists of images that describe the estimate; :math:`m` is the sampled
-    fraction. Noise enters every level of the decoder as maps, scaled by features of the case, and
-    as values for the whole image.
+    The condition :math:`c` consists of images that describe the estimate, :math:`m` is the sampled
+    fraction and :math:`\epsilon` the residual scale. Noise enters every level of the decoder as
+    maps, scaled by features of the case, and as values for the whole image.
 
     Args:
         config: Size of the network.

@@ -57,7 +57,7 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class TensorEstimator(Estimator, Protocol):
-    """Estimator with tensor arguments only, for CUDA graphs."""
+    """Estimator that takes tensors only, as CUDA graphs require."""
 
     def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]: ...
 

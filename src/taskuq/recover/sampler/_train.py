@@ -143,8 +143,6 @@ class TaskLossConfig:
 
 @dataclass(frozen=True)
 class SamplerLoss:
-    """Proper scoring loss of a sampler, in training and validation."""
-
     estimate: Estimate
     image: ImageLossConfig = field(default_factory=ImageLossConfig)
     samples: int = 4
@@ -205,7 +203,6 @@ class SamplerLoss:
     def _sample(
         self, net: SamplerNet, forward: Step, batch: Batch, count: int, generator: torch.Generator
     ) -> tuple[ConditionedBatch, Tensor, Tensor]:
-        """Return estimates, and true and sampled images divided by the estimates' scale."""
         estimates, truth = self.estimate(batch, generator)
         inputs, scale = estimates.inputs(), estimates.scale.view(-1, 1, 1)
         size = (len(inputs), count, net.noise_size(*inputs.shape[-2:]))
@@ -338,7 +335,8 @@ class SamplerMethod:
 
     weights: Path | None = None  #: Trained sampler, a file or a bundled name.
     estimate: Path | None = None  #: VarNet weights; default: those used in training.
-    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" is bfloat16 on a GPU.
+    #: Precision; on a GPU, "auto" uses bfloat16 for samples and float16 for the estimate.
+    precision: Literal["auto", "float32"] = "auto"
     inflate: bool = False  #: Scale the noise by the factor fitted to validation patients.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:

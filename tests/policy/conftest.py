@@ -1,6 +1,0 @@
-"""Path of the test vectors' module."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
