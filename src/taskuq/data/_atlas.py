@@ -176,7 +176,6 @@ def _head_signal(
     fields: tuple[FloatArray, FloatArray, FloatArray],
     thickness: tuple[float, float, float],
 ) -> FloatArray:
-    """Return the signal of brain, fluid, skull and scalp, (slice, height, width); 0 in air."""
     grey, white, csf = tissue[:3]
     brain = grey * signals["grey"] + white * signals["white"] + csf * signals["csf"]
     brain = brain + detail * (grey + white)

@@ -57,7 +57,6 @@ def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
 
 
 def _spread_error_correlation(samples: Tensor, truth: Tensor) -> float:
-    """Return Spearman's correlation of sample spread and error in the foreground, or NaN."""
     from scipy.stats import spearmanr
 
     inside = truth > FOREGROUND * truth.max()

@@ -216,7 +216,6 @@ class Rehearsal:
         return {**found, "status": "passed", "peak_gpu_bytes": gpu, "cost": cost}
 
     def _clear(self, command: _Command) -> None:
-        """Remove an earlier attempt's outputs; shared folders only before their first command."""
         for made in command.makes:
             others = [m for other in self.recipe if other != command for m in other.makes]
             first = next(other for other in self.recipe if made in other.makes)

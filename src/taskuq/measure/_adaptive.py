@@ -81,8 +81,6 @@ class _GramCovariance(LineCovariance):
 
 
 class _GramPosterior:
-    """Precision of samples given some lines; bounds avoid computing most variance reductions."""
-
     def __init__(self, covariance: _GramCovariance, lines: Sequence[int]) -> None:
         self.of = covariance
         samples = covariance.grams.shape[-1]

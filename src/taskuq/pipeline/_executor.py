@@ -393,7 +393,6 @@ class CaseExecutor:
 
 
 def _filled(items: list[T], size: int) -> list[T]:
-    """Repeat the last item, so that all batches have the same size."""
     return items + items[-1:] * (size - len(items))
 
 

@@ -505,7 +505,6 @@ def _display_arrays(executor: CaseExecutor, cases: RunCases, index: int) -> dict
 
 
 def _preview(batch: RoundBatch) -> FloatArray | None:
-    """Return the measurement or its preview as an image, or None; missing pixels are 0."""
     try:
         preview = getattr(batch.measurements[0], "preview", None)
         shown = reference_image(batch.measurements[0]) if preview is None else preview

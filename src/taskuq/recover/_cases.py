@@ -233,7 +233,6 @@ def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
 
 
 def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor:
-    """Stretch and shift an image along an axis by trigonometric interpolation."""
     size = images.shape[axis]
     pixel = torch.arange(size, device=images.device)
     centre = (size - 1) / 2

@@ -399,7 +399,6 @@ class CrossFitEstimates:
 
 
 def _to_device(indices: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy indices to a device without synchronising with the GPU."""
     tensor = torch.as_tensor(indices)
     tensor = tensor.pin_memory() if device.type == "cuda" else tensor
     return tensor.to(device, non_blocking=True)

@@ -69,7 +69,6 @@ def _nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool 
 
 
 def _gathered(own: Tensor, counts: bool) -> tuple[Tensor, int]:
-    """Return the rows of all processes, with gradients, and the offset of this process."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return own, 0
     length = torch.zeros((), dtype=torch.long, device=own.device)

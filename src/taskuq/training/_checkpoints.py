@@ -161,8 +161,6 @@ class SafetensorsIO(CheckpointIO):
 
 
 class _Checkpoint(ModelCheckpoint):
-    """Lightning's checkpoints, also written after the last epoch, in a folder that may move."""
-
     FILE_EXTENSION = ".safetensors"
 
     def __init__(self, folder: Path, name: str, **options: Any) -> None:

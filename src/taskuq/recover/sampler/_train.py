@@ -203,7 +203,6 @@ class SamplerLoss:
     def _sample(
         self, net: SamplerNet, forward: Step, batch: Batch, count: int, generator: torch.Generator
     ) -> tuple[ConditionedBatch, Tensor, Tensor]:
-        """Return estimates, and true and sampled images divided by the estimates' scale."""
         estimates, truth = self.estimate(batch, generator)
         inputs, scale = estimates.inputs(), estimates.scale.view(-1, 1, 1)
         size = (len(inputs), count, net.noise_size(*inputs.shape[-2:]))
