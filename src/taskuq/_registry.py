@@ -72,7 +72,7 @@ class Registry(Generic[T]):
         return name
 
     def find(self, thing: T) -> str | None:
-        """Return the name of an extension, or None."""
+        """Return the name of an extension, or None if it is not registered."""
         place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
         for name, known in self._known.items():
             if known is thing or known == place:

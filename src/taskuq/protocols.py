@@ -88,13 +88,13 @@ class Scanner(Protocol):
 
     - ``combine(measurements)`` combines the measurements of all rounds of a case so far; without
       it, the recovery receives a list of rounds.
-    - ``request(round, lines)`` receives the lines (line,) that a round adds before the round is
-      measured, for adaptive sampling.
+    - ``request(round, lines)``, for adaptive sampling, is called before a round is measured, with
+      the lines (line,) that the round adds.
     - ``is_complete(measurements)`` returns True if the measurements of all rounds are complete.
     - ``remeasure(round, measurement)`` measures a stored round again before a scan is resumed, and
-      raises an error if it differs.
-    - ``finalize()`` returns a fault found while a round was computed, or None; faults found after
-      that are ignored.
+      raises an error if the data differ.
+    - ``finalize()`` returns a fault found while a round was computed, or None; later faults are
+      ignored.
     """
 
     def measure(self, round: int, /) -> Any:
@@ -177,8 +177,8 @@ class Score(Protocol):
 
     .. math:: \mathcal C_q(x) = \{ z : s(x, z) \le q \}
 
-    Its attribute ``name`` is displayed instead of the name of its class. If its attribute
-    ``uses_earlier_rounds`` is True, it takes outputs (round, case, sample), the current round last.
+    The attribute ``name`` is displayed instead of the name of the class. A score whose attribute
+    ``uses_earlier_rounds`` is True takes outputs (round, case, sample), the current round last.
     """
 
     def score(self, outputs: FloatArray, targets: FloatArray, /) -> FloatArray:

@@ -69,7 +69,7 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     ) -> SampleConformalRegressor:
         """Calibrate on samples (or features of the ensemble) and targets.
 
-        Targets and groups of pandas and polars are matched by the index, as in
+        Targets and groups from pandas and polars are matched by case, as in
         :func:`taskuq.calibrate`.
 
         Args:

@@ -130,7 +130,7 @@ def diagnose(
     on :math:`0, \dots, p`. A truth tied with samples counts equally for each possible rank. The
     band of the histogram contains all :math:`B` bars of calibrated samples with probability
     at least 0.95: each bar is a binomial fraction of :math:`n` cases, and each tail has probability
-    :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective :math:`N^2 / \sum_v n_v^2`.
+    :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective size :math:`N^2 / \sum_v n_v^2`.
 
     Also measured, with jackknife standard errors over groups (or cases): the fair CRPS; the
     fraction of truths outside all samples, :math:`2 / (p + 1)` if calibrated; the bias; and

@@ -39,8 +39,8 @@ class OnlineBound(BaseBound):
         \frac{\max(\alpha_1, 1 - \alpha_1) + \gamma}{T \gamma}
 
     This is a statement about the long run of audits, not about the next case. Audits must be
-    chosen at random: scans that a stopping rule completed are the hard ones, and updates from them
-    alone are biased.
+    chosen at random: scans that a stopping rule completed are harder than others, and updates from
+    them alone are biased.
 
     References:
         Gibbs and Candès, Adaptive Conformal Inference Under Distribution Shift, NeurIPS 2021.

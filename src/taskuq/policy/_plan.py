@@ -95,7 +95,7 @@ def plan(
     ``paper``        calibrate each round separately; no guarantee at the stop
     ===============  ======================================================================
 
-    For the first two, :math:`\hat\lambda` is the conformal quantile of the stopping scores
+    For the first two kinds, :math:`\hat\lambda` is the conformal quantile of the stopping scores
     :math:`\Lambda_i`. :math:`\Lambda_i` is the largest threshold at which case i stops with a miss,
     so that
 

@@ -326,7 +326,7 @@ class Monitor(Displayed):
     def audit(self, outputs: ArrayLike, targets: ArrayLike, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
-        Select these scans at random: the scans that a policy does not stop early are the hard ones.
+        Select these scans at random: scans that a policy does not stop early are the harder ones.
 
         Args:
             outputs: As for :meth:`update`.

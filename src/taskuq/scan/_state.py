@@ -187,7 +187,7 @@ class RoundRecord:
         next_lines: Lines that the next round adds, if they are chosen for each case.
         void_reason: Reason why the guarantee does not apply, or None if it does.
         shadow: True if the decision was only logged and did not stop the scan.
-        restored: True if the record comes from the stored state; not stored itself.
+        restored: True if the record comes from the stored state; this field is not stored.
     """
 
     round: int

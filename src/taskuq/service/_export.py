@@ -36,7 +36,7 @@ from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
 class _Export(nn.Module):
-    """Exportable recovery, held in a list so that folded weights are exported as constants."""
+    """Exportable recovery; the list hides its weights from torch, so that they become constants."""
 
     def __init__(self, recover: Any) -> None:
         super().__init__()
