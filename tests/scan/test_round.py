@@ -82,7 +82,7 @@ BAD_OUTPUTS = {
     "are NaN": lambda outputs: outputs * np.nan,
     "outside the task's range": lambda outputs: outputs + 3,
     "ValueError: no more": None,
-    "all agree": lambda outputs: np.full_like(outputs, 0.5),
+    "of a round agree": lambda outputs: np.full_like(outputs, 0.5),
 }
 
 
