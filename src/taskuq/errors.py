@@ -22,7 +22,7 @@ Code = Literal[
 class InputError(ValueError):
     """Invalid input: one sentence that states the remedy, and a stable code.
 
-    The command line prints the sentence and exits with status 2.
+    The command line prints the message and exits with status 2.
 
     Args:
         message: The sentence.
@@ -53,7 +53,7 @@ class TableMismatchError(InputError):
 class MachineError(RuntimeError):
     """Failure of the machine, such as a full disk or a missing permission.
 
-    The command line prints the sentence and exits with status 1.
+    The command line prints the message and exits with status 1.
     """
 
 

@@ -248,7 +248,7 @@ def calibrate_joint(
     ``scale``    divided by their conformal quantile at :math:`\alpha/K`, for :math:`K` tasks, over
                  the other units. These intervals are never wider than Bonferroni's, with error rate
                  :math:`\alpha/K` per task. With ``delta``, divided by a quantile of tuning cases
-    ``minimax``  their empirical distribution on tuning cases, extrapolated beyond the largest
+    ``minimax``  mapped by their empirical distribution on tuning cases, which is extrapolated
     ===========  ============================================================================
 
     Raises:

@@ -338,7 +338,7 @@ class Splits:
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
 
     def of_units(self, values: np.ndarray) -> np.ndarray:
-        """Sum values of cases (row, case) within each unit, (row, unit)."""
+        """Sum values (row, case) over the cases of each unit; return (row, unit)."""
         if not len(self.unit_of_case):
             return values
         order = np.argsort(self.unit_of_case, kind="stable")

@@ -115,7 +115,7 @@ class SelfTunedRules:
     targets: FloatArray
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
-        """Return the rules for new cases, and the bracketed statistics of the calibration cases."""
+        """Return the rules for new cases, and bounds on the statistics of calibration cases."""
         fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
         rules = self._rules([[fit.score for fit in row] for row in fits])
         return rules, self._bracketed(rules, [[fit.corners for fit in row] for row in fits], kept)
@@ -123,7 +123,7 @@ class SelfTunedRules:
     def with_margin(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> StoppingStatistics:
-        """Return the bracketed statistics if quantile levels are off by at most a margin."""
+        """Return bounds on the statistics if quantile levels are off by at most a margin."""
         corners = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
         rules = self._rules([[some[0] for some in row] for row in corners])
         return self._bracketed(rules, corners, kept)

@@ -164,7 +164,7 @@ class ResidualDistribution:
 @final
 @dataclass(frozen=True)
 class WindowRule(StoppingRule):
-    """Rule that stops when the risk of a window of the goal's width is below the threshold."""
+    """Rule that stops when a window as wide as the goal allows has a risk below the threshold."""
 
     name: ClassVar[str] = "window"
     is_bracketed: ClassVar[bool] = True
