@@ -216,6 +216,6 @@ def bisect_threshold(
 
 
 def over(reach: FloatArray, scale: FloatArray) -> FloatArray:
-    """Divide the reach by the scale; for scale 0, return inf if the reach is positive, else -inf."""
+    """Divide the reach by the scale; a scale of 0 gives inf if the reach is positive, else -inf."""
     still = np.where(reach > 0, np.inf, -np.inf)
     return np.divide(reach, scale, out=still, where=scale > 0)
