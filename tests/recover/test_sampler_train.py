@@ -191,7 +191,7 @@ class Given(SamplerNet):
 
 
 def test_limited_task_term_scales_with_uncertainty():
-    """The task's share of the gradient is limit times uncertainty times that of the images."""
+    """The task's share of the gradient is limit times root of uncertainty times that of images."""
     generator, shares = torch.Generator().manual_seed(0), torch.tensor([0.5, 0.125]).repeat(50)
     size = torch.where(shares < 0.2, 1.0, 0.01)
     truth = size.view(-1, 1, 1) * torch.randn(100, SIDE, SIDE, generator=generator)
@@ -206,6 +206,6 @@ def test_limited_task_term_scales_with_uncertainty():
     pull, both = gradients
     uncertain = net.sizes[:, 2][net.sizes[:, 2] > 0]
     assert uncertain.min() < 0.1 * uncertain.max()
-    for share, part in ((0.125, 1.0), (0.5, float(uncertain.min() / uncertain.max()))):
+    for share, part in ((0.125, 1.0), (0.5, float((uncertain.min() / uncertain.max()).sqrt()))):
         norms = [x[shares == share].flatten(1).norm(dim=1).mean() for x in (both - pull, pull)]
         assert float(norms[0] / norms[1]) == pytest.approx(0.5 * part, rel=1e-3)

@@ -178,7 +178,8 @@ class SamplerLoss:
         means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
         bound = task_loss.gradient_limit * (means[:, 0] / means[:, 1])
         # After the limit: before it, terms that the limit makes small would count alike everywhere.
-        uncertain = sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)
+        # The root, so that rounds that leave little uncertainty are not neglected.
+        uncertain = (sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)).sqrt()
         weight = (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1)
         back = (images * (image_gradient + fade * weight * task_gradient)).sum()
         return (own + fade * (uncertain * task).mean()).detach() + back - back.detach()
