@@ -33,10 +33,15 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 @pytest.fixture(autouse=True)
-def float32_is_float32(monkeypatch):
+def float32_is_float32():
     """TF32 off, in convolutions and matrix products: float32 paths are compared as such."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    parts = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [part.allow_tf32 for part in parts]
+    for part in parts:
+        part.allow_tf32 = False
+    yield
+    for part, value in zip(parts, before, strict=True):
+        part.allow_tf32 = value
 
 
 def random(*shape, dtype=torch.float32):
