@@ -201,8 +201,8 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
     what = guarantee.removeprefix("Guaranteed: ")
     return (
-        f"Guaranteed for the report at the stop, made once it can be stated that {goal.statement}: "
-        f"{what} A fully sampled scan yields the target itself."
+        f"Guaranteed for the report at the stop: {what} A scan stops early only if its report "
+        f"meets the goal ({goal.statement}); a fully sampled scan yields the target itself."
     )
 
 
