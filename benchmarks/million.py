@@ -1,9 +1,9 @@
-"""A million cases at the command line: CPU seconds to predict and evaluate exactly.
+"""CPU seconds of ``taskuq predict`` and ``taskuq evaluate --exact`` for many cases.
 
 python -m benchmarks million              # 100 000 cases
 python -m benchmarks.million 1000000      # 10⁶ cases × 32 samples
 
-Each command runs in a separate process with one thread; reading is included.
+Each command runs in a separate process with one thread; its time includes reading the table.
 """
 
 from __future__ import annotations
