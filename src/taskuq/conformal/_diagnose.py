@@ -30,7 +30,7 @@ MOST_BINS, CASES_PER_BIN = 20, 10
 
 @dataclass(frozen=True)
 class Estimate:
-    """Value, standard error over units (NaN for one unit), and value for calibrated samples."""
+    """Measured value, its standard error (NaN for one unit), and the value if calibrated."""
 
     value: float
     se: float
@@ -396,8 +396,8 @@ def compare(
     r"""Test whether the units of two tables are exchangeable, e.g. those of two scanners.
 
     Under exchangeability every assignment of the :math:`n + m` units to the tables is equally
-    likely. For each round and task, the difference of the tables in the mean rank of a unit is
-    compared with that of other assignments :math:`\pi_1, \dots, \pi_B`:
+    likely. For each round and task, the difference :math:`d` between the mean ranks of the two
+    tables' units is compared with that under other assignments :math:`\pi_1, \dots, \pi_B`:
 
     .. math:: p = \frac{1 + \#\{b : |d(\pi_b)| \ge |d|\}}{1 + B}
 

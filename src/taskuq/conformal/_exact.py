@@ -82,7 +82,7 @@ class _QuantileLaw:
         return pmf
 
     def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
-        """Return mean and sd of the test-fold mean of values that depend on the position."""
+        """Return mean and sd of the test-fold mean of values that depend on the quantile."""
         mean, variance = np.zeros((2, len(self.position)))
         N = self.n_calibration + self.n_test
         for total, square, size, taken in (
@@ -97,7 +97,7 @@ class _QuantileLaw:
         return self.total(mean / self.n_test, variance / self.n_test**2)
 
     def total(self, mean: FloatArray, variance: FloatArray) -> MeanAndSD:
-        """Combine moments conditional on each position into total moments."""
+        """Return mean and sd over all positions of the quantile from moments at each position."""
         p = self.probability
         if not np.isfinite(mean).all():
             return MeanAndSD(float("inf"), float("nan"))
@@ -384,7 +384,7 @@ def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Contiguous positions of sorted scores."""
+    """Consecutive positions of the quantile among the sorted scores, with the cases to sum."""
 
     pool: Pool
     rank: NDArray[np.int64]
@@ -412,7 +412,7 @@ def _add(sums: FloatArray, part: _Segment) -> None:
 
 
 def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
-    """Add and return the cases that are linear from the first to the last quantile."""
+    """Add the cases that are linear between the outer quantiles; return True for them."""
     q = part.quantiles
     ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
     offsets = [part.pool.offset(interval) for interval in ends]
@@ -611,7 +611,7 @@ def part_measures(
 
 
 def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
-    """Return 1, coverage probability and mean width of each case when tested, (3, case)."""
+    """Return ones, and the coverage probability and mean width of tested cases, (3, case)."""
     n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
     if rank > n:
         width = pool.interval(math.inf).width

@@ -67,7 +67,7 @@ def coverage_rank(n_cal: int, alpha: float | Fraction) -> int:
 
 
 def min_calibration_size(alpha: float | Fraction) -> int:
-    """Return the smallest n with a finite bound."""
+    """Return the smallest number of calibration cases with a finite bound."""
     return math.ceil(1 / exact_alpha(alpha)) - 1
 
 

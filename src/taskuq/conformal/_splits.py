@@ -1,4 +1,4 @@
-"""Random splits of pools of cases into folds."""
+"""Random splits of cases into calibration and test folds."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def covering_quantile(
     quantiles: FloatArray,
     contains: Callable[[NDArray[np.int64], FloatArray], BoolArray],
 ) -> FloatArray:
-    """Return the smallest quantile that covers each target."""
+    """Return the smallest quantile at which the interval of each case contains its target."""
     first = np.searchsorted(quantiles, scores)
     cases = np.flatnonzero(first)
     cases = cases[contains(cases, quantiles[first[cases] - 1])]
@@ -512,7 +512,7 @@ def _from_top(weights: FloatArray) -> FloatArray:
 def _certified(
     splitting: Splits, ranking: RankedScores, bets: BettingEProcess
 ) -> tuple[NDArray[np.int64], FloatArray]:
-    """Find the quantile of each trial at which an e-process certifies the losses of its fold."""
+    """Find the quantile of each split at which an e-process certifies the calibration losses."""
     position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
     for block in _trial_blocks(splitting):
         folds = splitting.folds(block)

@@ -214,7 +214,7 @@ def _family(score: Score, summary: Any) -> LinearFamily:
 
 
 class _Bracket(NamedTuple):
-    """Extremes of the statistics of a task and round over a range of scores."""
+    """Bounds on the statistics of a task and round over a range of scores."""
 
     lowest: FloatArray
     largest: FloatArray
@@ -226,7 +226,7 @@ class _Bracket(NamedTuple):
 def _bracket(
     rule: StoppingRule, summary: Any, targets: FloatArray, corners: Sequence[Score]
 ) -> _Bracket:
-    """Return the extremes: of scores at the corners, of thresholds over all centres and scales."""
+    """Return bounds on the statistics over all scores between the corners of their range."""
     families, n, corner = (
         [_family(corner, summary) for corner in corners],
         len(targets),

@@ -138,7 +138,7 @@ class Policy(Displayed):
 
     @property
     def is_guaranteed(self) -> bool:
-        """True if the report at the stop has a finite-sample guarantee."""
+        """True if the interval reported at the stop has a finite-sample guarantee."""
         return POLICIES[self.kind].is_guaranteed
 
     @cached_property

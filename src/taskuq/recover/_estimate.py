@@ -68,7 +68,7 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class VarNetEstimate(NamedTuple):
-    """Point estimates of a batch, with everything that conditions the samples."""
+    """Point estimates of a batch, with the quantities on which samples are conditioned."""
 
     image: Tensor
     first: Tensor

@@ -187,7 +187,7 @@ def _tail(units: int) -> float:
 
 @dataclass(frozen=True)
 class _Cases:
-    """Summary of cases, their targets, and the spreads whose unit quantiles define the prior."""
+    """Summarised cases, their targets, and the spreads to which the prior is fitted."""
 
     read: _SampleSpreads
     targets: FloatArray | None
@@ -234,7 +234,7 @@ class _Cases:
         return SpreadPrior(centered, DEGREES, COVARIATES, typical, level, least)
 
     def scale(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
-        """Return the scale u of some cases."""
+        """Return the scale u, by which residuals are divided, of the kept cases."""
         if self.read.samples < 2 or prior is None:
             return np.ones(int(kept.sum()))
         spread = prior.moderated(self.read.deviation[kept], self.covariate[kept], self.read.samples)
@@ -409,7 +409,7 @@ class _SelfTunedMLWR:
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return the corners of the range if quantile levels are off by at most a margin."""
+        """Return the extreme scores if quantile levels are off by at most a margin."""
         cases, units = self.cases, int(index.max()) + 1
         priors: list[Any] = [None, None]
         if cases.read.samples > 1 and units >= FEWEST_UNITS:
@@ -498,7 +498,7 @@ def _among(
     level: float,
     order: NDArray[np.int64],
 ) -> _UnitQuantile:
-    """Return a quantile of the units that have values, and its range for every unit."""
+    """Return a quantile over units with values, and its range if one unit is replaced."""
     found = unit_quantile(values, inner, level, order)
     if len(has) == units:
         return found
@@ -516,7 +516,7 @@ def _among(
 def _shared_shift(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], classes: NDArray[np.int64]
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift nearest to 0 between those of the classes, and its range by unit."""
+    """Return the shift nearest to 0 between those of the classes, and its range per unit."""
     units, shifts, lows, highs, others = int(index.max()) + 1, [], [], [], []
     for inside in (classes == code for code in np.unique(classes)):
         shift, low, high = _shift_range([r[inside] for r in ratios], index[inside], units)
@@ -535,7 +535,7 @@ def _shared_shift(
 def _agreement_range(
     low: FloatArray, high: FloatArray, sure: BoolArray, possible: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the range of the shared shift from ranges of classes (class, unit), some uncertain."""
+    """Return the range of the shared shift, given the range of each class, (class, unit)."""
     ends = []
     for end in (low, high):
         least = np.where(sure, end, np.inf).min(axis=0)
