@@ -255,7 +255,7 @@ def parts(sampler: FlowSampler, classifier: nn.Module) -> None:
 
 
 def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor) -> None:
-    """Print the change of the task output in bfloat16 over the posterior spread."""
+    """Print the error of bfloat16 in the task output, relative to the posterior spread."""
     results = {}
     for dtype in (torch.float32, torch.bfloat16):
         sampler = FlowSampler(flow, device="cuda", dtype=dtype, graphs=False, finish=rss)
@@ -369,7 +369,7 @@ def report_step(what: str, took: dict[str, float]) -> None:
 
 
 def authors(config: dict[str, Any] | None = None, device: str = "cuda") -> None:
-    """Time the authors' flow, VarNet and training step; ResNet-50 is that of the other parts."""
+    """Time the authors' flow, VarNet and training step, with the ResNet-50 of this benchmark."""
     folder = os.environ.get("TASKUQ_AUTHORS")
     if folder is None:
         report("authors' code", "", "", "set TASKUQ_AUTHORS to a copy of their repository")

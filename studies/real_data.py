@@ -34,7 +34,7 @@ def lengths(runs: dict[str, Records]) -> str:
 
 
 def samples(runs: dict[str, Records]) -> str:
-    """Return the mean unclipped length with many samples and with few."""
+    """Return the mean unclipped interval length with many and with few posterior samples."""
     lines = []
     for network, records in runs.items():
         table = rows(records["sample-count"], UNITS["slice"])

@@ -372,7 +372,7 @@ def _left_out(
 
 @dataclass(frozen=True)
 class _PoolResults:
-    """Results of one pool for each split."""
+    """Results of each split of one pool of cases."""
 
     coverage: FloatArray
     case_coverage: FloatArray

@@ -67,7 +67,7 @@ class _QuantileLaw:
     def coverage_pmf(
         self, ordered: FloatArray, covered_from: FloatArray | None = None
     ) -> FloatArray:
-        """Return the probability that 0, 1, ..., m test cases are covered, ties included."""
+        """Return the probabilities that 0, 1, ..., m test cases are covered, ties included."""
         tied, beyond = self._tied_above(ordered, covered_from)
         pmf = np.zeros(self.n_test + 1)
         if not tied.any():
@@ -465,7 +465,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _sums_at(
     values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
-    """Return the sums of each row before its position, up to it, and in total, (3, position)."""
+    """Return the sums of each row before a position, up to it, and in total, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
     near = values[:, low:high]
     near = np.cumsum(near**2 if squared else near, axis=1)

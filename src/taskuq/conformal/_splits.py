@@ -237,7 +237,7 @@ def make_pools(
     rng: np.random.Generator | None,
     ends: int = 1,
 ) -> Iterator[Pool]:
-    """Yield the pools of a score."""
+    """Yield the cases to split with a fitted score, once for each random tuning set."""
     outputs, targets, range_ = checked.outputs, checked.targets, checked.task_range
     everyone = np.arange(len(targets))
     if not tuning_fraction(score):
@@ -379,7 +379,7 @@ def rank_for_guarantee(
     unit_of_case: NDArray[np.int64],
     covered_from: FloatArray | None = None,
 ) -> RankedScores:
-    """Sort scores for fast quantiles under a guarantee."""
+    """Sort the scores, so that the quantile of each split is found quickly."""
     entries = guarantee._unit_per_quantile.entries
     each, unit, weight = entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")

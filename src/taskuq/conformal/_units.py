@@ -286,7 +286,7 @@ def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _GroupFractionUnit(_RankedUnit):
-    """Exchangeable groups; a fraction of the cases of a new group is covered."""
+    """Exchangeable groups; at least a given fraction of the cases of a new group is covered."""
 
     is_group: ClassVar[bool] = True
 

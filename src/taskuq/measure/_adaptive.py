@@ -242,7 +242,7 @@ def _require_samples(samples: int, objective: Aim) -> None:
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
-    """Remove each sample's own contribution to the direction from its values."""
+    """Remove, from the values of each sample, its own contribution to the direction."""
     scale = len(z) / (len(z) - 1)
     own = held.abs().square().sum(2)
     others = values - scale * own[..., None] * z

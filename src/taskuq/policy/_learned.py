@@ -98,7 +98,7 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
 
 
 class _SelfTunedCell(NamedTuple):
-    """Self-tuned rule of one task and round."""
+    """Rule of one task and round whose score is fitted to the calibration units."""
 
     fit: LeaveOneOutFit
     summary: Any
@@ -171,7 +171,7 @@ class SelfTunedRules:
     def learn_outside(
         self, test: NDArray[np.uint8], index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
-        """Fit rules to the units outside a test set; return index, bounded and final statistics."""
+        """Fit rules to the units outside a test set; return unit index and both statistics."""
         kept = test[index] == 0
         units = (np.cumsum(test == 0) - 1)[index[kept]]
         rules, statistics = self.learn(kept, units)

@@ -345,8 +345,8 @@ def certified_rounds(
 ) -> FloatArray:
     """Return a separately certified threshold for each round; infinite if there is none.
 
-    Each is tested given the thresholds of earlier rounds; delta is divided among their
-    combinations.
+    Each threshold is tested given those of earlier rounds; delta is divided among all
+    combinations of these.
     """
     first, rounds = classes[0], len(statistics.lowest)
     unit, index, levels = first.unit, first.index, first.guarantee.stratum_levels
@@ -396,7 +396,7 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return thresholds for the next round: the first with misses within given parts of alpha."""
+    """Return the thresholds to test in a round: the first with misses within each part of alpha."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]

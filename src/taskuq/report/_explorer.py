@@ -368,7 +368,7 @@ def _steady(
     explorer: Explorer,
     range_: TaskRange,
 ) -> dict[str, Any]:
-    """Return the families of a score fitted to all calibration cases, for units and classes."""
+    """Return nested intervals of a score fitted to all calibration cases, by unit and class."""
     group, label = explorer.calibration_group, explorer.calibration_label
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]

@@ -331,7 +331,7 @@ class MLWR(NestedIntervalScore):
     def leave_one_out(
         self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange
     ) -> _SelfTunedMLWR:
-        """Return the score fitted to calibration units, without a held-out set."""
+        """Return a fit of the score to the calibration units themselves, without tuning units."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = natural_link(range_)
         cases = _Cases(read, targets, link, self.floor, range_)

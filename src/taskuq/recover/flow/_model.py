@@ -252,7 +252,7 @@ class CouplingNet(nn.Module):
         return self._rest(self.first(torch.cat([x, condition], dim=1)))
 
     def encode(self, condition: Tensor) -> Tensor:
-        """Return the condition's part of the first convolution."""
+        """Return the part of the first convolution that depends only on the condition."""
         weight, bias = self.first.weight[:, self.inputs :], self.first.bias
         return F.conv2d(condition, weight, bias, padding=self.kernel // 2)
 
