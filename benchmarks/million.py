@@ -45,7 +45,7 @@ def table(*rows: tuple[str, ...]) -> None:
 
 
 def write_tables(folder: Path, cases: int) -> None:
-    """Write a table with a task range, as .npz and as a folder of shards, and a bound."""
+    """Write a table (as .npz and as a folder of shards) and a bound, both with a task range."""
     outputs, targets = synthetic(cases, 32)
     names = np.char.add("case-", np.arange(cases).astype(str))
     whole = TaskOutputs(

@@ -32,7 +32,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def against_a_loop(repeats: int = 7) -> None:
-    """Print the time of a pipeline over that of a plain loop, for zero-filled atlas images."""
+    """Print the time of a pipeline relative to a plain loop, for zero-filled atlas images."""
     from taskuq.data import Atlas, PatientDistribution
     from taskuq.measure import MultiCoilMRI, nested_masks
     from taskuq.pipeline._executor import reference_image

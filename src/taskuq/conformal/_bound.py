@@ -424,7 +424,7 @@ class Bound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> Bound:
-        """Read back the result of :meth:`to_dict`."""
+        """Return the bound that :meth:`to_dict` converted to JSON values."""
         threshold = _threshold_from_dict(record["threshold"])
         guarantee = Guarantee.from_dict(record["guarantee"])
         if len(threshold.quantiles) != guarantee.quantiles_per_interval:

@@ -399,7 +399,7 @@ class _Segment:
 
 
 def _add(sums: FloatArray, part: _Segment) -> None:
-    """Add the cases of a segment to the sums: linear ones directly, the others by bisection."""
+    """Add the cases of a segment to the sums; halve it for cases that are not linear in it."""
     count = len(part.position)
     if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
         _add_tables(sums, part)

@@ -199,7 +199,7 @@ class JointBound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> JointBound:
-        """Read back the result of :meth:`to_dict`."""
+        """Return the bound that :meth:`to_dict` converted to JSON values."""
         names, count = record["task_names"], len(record["scores"])
         if not isinstance(names, list) or [type(name) for name in names] != [str] * count:
             raise ValueError("each task needs a name")

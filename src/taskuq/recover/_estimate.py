@@ -202,7 +202,7 @@ class EstimateDataset:
 
 @dataclass(frozen=True)
 class CrossFitConfig:
-    """Point-estimate network and its cross-fitting."""
+    """Settings of a point-estimate network and of its cross-fitting."""
 
     weights: Path | None = None  #: Trained network; by default, one is trained first.
     folds: Natural = 0  #: Cross-fitting folds; 0 for weights trained on other patients.

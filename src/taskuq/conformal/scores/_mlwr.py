@@ -70,7 +70,7 @@ def unit_quantile(
 
 
 def _value_at(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
-    """Return a quantile of the mean distribution function of units."""
+    """Return a quantile of the distribution function averaged over units."""
     if not 0 < level <= 1:
         return -np.inf if level <= 0 else np.inf
     order = np.argsort(values, kind="stable")
@@ -181,7 +181,7 @@ CLASS_FLOOR = 0.4
 
 
 def _tail(units: int) -> float:
-    """Return the level of the lower of the two quantiles whose midpoint is the shift."""
+    """Return the level of the lower quantile; the shift is its midpoint with the upper one."""
     return min(0.5, max(0.15, 3 / math.sqrt(units)))
 
 
