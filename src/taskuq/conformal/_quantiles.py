@@ -88,7 +88,7 @@ def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> i
 
 
 def guaranteed_rank(units: int, alpha: float | Fraction, delta: float | Fraction | None) -> int:
-    """Return the rank for alpha, or for alpha and delta."""
+    """Return the rank of the quantile that guarantees alpha, or alpha and delta if given."""
     return coverage_rank(units, alpha) if delta is None else _pac_rank(units, alpha, delta)
 
 

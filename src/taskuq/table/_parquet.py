@@ -210,7 +210,7 @@ def _as_texts(array: Any) -> Any:
 
 
 def _concatenate(arrays: Sequence[Any]) -> Any:
-    """Join ids, as strings if some are strings and others integers."""
+    """Join arrays of ids; convert all ids to strings if some are strings."""
     if len(arrays) > 1 and len({array.type for array in arrays}) > 1:
         arrays = [_as_texts(array) for array in arrays]
     return pa.concat_arrays(arrays)
