@@ -112,7 +112,7 @@ class VarNetEstimate(NamedTuple):
 
 
 def noise_scale_of(mask: Tensor) -> float:
-    r"""Return the noise scale :math:`\min((1 - m)^{-1/2}, \sqrt 2)` of a sampled fraction :math:`m`."""
+    r"""Return the noise scale :math:`\min((1 - m)^{-1/2}, \sqrt 2)` for a sampled fraction m."""
     unmeasured = 1 - mask.float().mean().item()
     return min(unmeasured**-0.5, MAX_NOISE_SCALE) if unmeasured else 1.0
 
