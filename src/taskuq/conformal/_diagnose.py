@@ -126,11 +126,11 @@ def diagnose(
 ) -> Diagnosis:
     r"""Test whether posterior samples are calibrated (simulation-based calibration).
 
-    If the truth and :math:`p` samples are exchangeable, the rank of the truth is uniform
-    on :math:`0, \dots, p`. A truth tied with samples counts equally for each possible rank. If the
-    samples are calibrated, all :math:`B` bars of the histogram lie in its band with probability at
-    least 0.95: it contains a binomial fraction of :math:`n` cases except for two tails, each of
-    probability :math:`0.05/2B`. With groups, :math:`n` is Kish's effective size :math:`N^2/\sum_v n_v^2`.
+    If the truth and :math:`p` samples are exchangeable, the rank of the truth is uniform on
+    :math:`0, \dots, p`. A truth tied with samples counts equally for each possible rank. All
+    :math:`B` bars of calibrated samples lie in the band with probability at least 0.95: it contains
+    a binomial fraction of :math:`n` cases except for two tails, each of probability
+    :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective size :math:`N^2 / \sum_v n_v^2`.
 
     Also measured, with jackknife standard errors over groups (or cases): the fair CRPS; the
     fraction of truths outside all samples, :math:`2 / (p + 1)` if calibrated; the bias; and
