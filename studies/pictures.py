@@ -110,8 +110,9 @@ def headline(run: Path) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     units = f"{record['unit']} ({record['n']} synthetic patients)"
     return "\n".join(lines) + (
-        f"\n\nα = {record['alpha']:g}, intervals at most {record['goal']['max_width']:g} wide, "
-        f"{record['trials']} random splits by {units}. Coverage is that of {record['coverage_of']}."
+        f"\n\nThe policies are simulated on {record['trials']} random splits by {units}, at α = "
+        f"{record['alpha']:g} and for intervals at most {record['goal']['max_width']:g} wide. "
+        f"Coverage is for {record['coverage_of']}."
     )
 
 
