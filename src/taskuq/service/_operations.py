@@ -71,7 +71,7 @@ class ServeConfig:
 
 
 def read_serve_config(given: Mapping[str, Any]) -> ServeConfig:
-    """Combine the settings of a TOML file, if given in place of the policy, with options."""
+    """Combine options with a TOML file's settings, if one is given in place of the policy."""
     options, table = dict(given), dict[str, Any]()
     if Path(options["policy"]).suffix == ".toml":
         table = read_toml(options.pop("policy"))
