@@ -279,7 +279,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
     title = (
         f"{how} by {first.unit}: {first.n_calibration} to calibrate, {first.n_test} to test, "
-        f"alpha {first.alpha:g}; for {first.coverage_unit}"
+        f"alpha {first.alpha:g}; coverage of {first.coverage_unit}"
     )
     several = len({r.task for r in record.results}) > 1
     by_one = first.width_single_quantile is not None

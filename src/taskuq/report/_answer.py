@@ -195,7 +195,7 @@ def _baseline(contents: Contents, best: Record | None) -> Record | None:
 
 
 def _worst(contents: Contents, rows: Sequence[Record]) -> Iterator[_Worst]:
-    """Yield the class and the site with the lowest coverage, if results contain them."""
+    """Yield the class and the site with the lowest coverage in any of the results."""
     for kind in ("class", "site"):
         found = []
         for row in rows:

@@ -160,7 +160,7 @@ class Contents:
         return what if isinstance(what, Mapping) else {}
 
     def class_name(self, label: object) -> str:
-        """Return the name of a class, from the run's ``classes`` if it has any."""
+        """Return the name of a class label in the run's ``classes``, or else a default name."""
         names = self.folder.run.get("classes")
         known = names.get(str(label)) if isinstance(names, Mapping) else None
         return f"class {label}" if known is None and str(label).isdigit() else str(known or label)

@@ -46,7 +46,7 @@ class _OneTask(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Data of the explorer: displayed slices and the calibration set."""
+    """Arrays that the explorer of a report needs: displayed slices and calibration set."""
 
     case: np.ndarray  # (S,)
     group: np.ndarray  # (S,), patient or volume
@@ -145,7 +145,7 @@ def load_explorer(path: str | os.PathLike[str]) -> Explorer:
 
 
 def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
-    """Validate the arrays against each other."""
+    """Check that the arrays fit together, and return them as an explorer."""
     unknown = sorted(set(arrays) - set(NAMES))
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
@@ -298,7 +298,7 @@ def _packed(array: np.ndarray) -> str:
 
 
 def _learning_cases(score: Score, explorer: Explorer, alpha: float, unit: str) -> np.ndarray:
-    """Return the calibration cases that a score learns from, the same for all tasks."""
+    """Return a mask of the calibration cases to which a score is fitted, for all tasks."""
     whom, targets = make_unit(unit), explorer.calibration_targets
     index = whom.index(len(targets), explorer.calibration_group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
@@ -540,7 +540,7 @@ def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | N
 
 
 def _doubt(explorer: Explorer, s: int) -> float:
-    """Return the value shown as white in spread and error images of a slice, all rounds."""
+    """Return the upper end of the scale on which a slice's spread and error are shown."""
     both = np.concatenate([explorer.sd[s].astype(np.float32), _error(explorer, s)])
     return float(np.quantile(both, 0.999)) or 1.0
 

@@ -571,7 +571,7 @@ def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs |
 
 
 def slug(text: str) -> str:
-    """Return a name for files and links, with letters, digits and hyphens only."""
+    """Return a text as a file or link name of letters, digits and hyphens only."""
     plain = "".join(c if c.isascii() else f"x{ord(c):x}" for c in text.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:80] or "unnamed"
 

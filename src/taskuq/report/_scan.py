@@ -22,7 +22,7 @@ MOST_CASES = 50
 
 
 def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
-    """Return the first scan that stops early, if possible after more than one round."""
+    """Return an example scan, preferably the first that stops early after several rounds."""
     if policy is None or policy.whole_group:
         return None
     found = []

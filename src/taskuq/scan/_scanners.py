@@ -33,7 +33,6 @@ class Scanners:
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
-        """Names of the cases, in order."""
         return tuple(self.of_case)
 
     def measure(self, round: int, active: Sequence[str]) -> list[Any]:

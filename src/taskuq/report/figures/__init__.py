@@ -281,7 +281,7 @@ def figure_svg(figure: Figure, identity: str = "fig") -> Markup:
 
 
 def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
-    """Return the colour and name of each series, if there are several."""
+    """Return swatch and name of each series; empty for a single series, strips or pictures."""
     if len(figure.series) < 2 or figure.is_strip or figure.picture:
         return []
     swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
@@ -296,7 +296,7 @@ def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
 
 
 def method_colour(name: str) -> int | None:
-    """Return the colour of a score, policy or reconstruction; None for any other name."""
+    """Return the colour number of a score, policy or reconstruction, or None."""
     words = name.split()
     keys = name, *words[:1], *(words[1:2] if words[:1] == ["paper"] else ())
     return next((METHOD_COLOURS[key] for key in keys if key in METHOD_COLOURS), None)
@@ -462,7 +462,7 @@ def _draw_strips(axes: Any, figure: Figure) -> None:
 
 
 def _shades(series: Series) -> list[tuple[float, list[float]]]:
-    """Return the positions of a row of marks, grouped by darkness in tenths."""
+    """Return (darkness, positions) pairs of a row of marks; darkness is in steps of 0.1."""
     found: dict[float, list[float]] = {}
     for x, y in zip(series.x, series.y, strict=True):
         if _is_number(x) and _is_number(y) and y:
