@@ -111,10 +111,10 @@ IDS = ("case", "group", "label", "calibration_group", "calibration_label", "roun
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
     """Validate the arrays of an explorer and write them as an ``.npz`` file.
 
-    There are S slices, T rounds, p posterior samples and n calibration cases; images have the size
-    H x W. Required arrays are ``case`` and ``group`` (S,), ``accelerations``
-    (T,), ``truth`` (S, H, W), ``mean`` and ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets``
-    (S,), ``calibration_outputs`` (n, T, p) and ``calibration_targets`` (n,). All other arrays of
+    There are S slices, T rounds, p posterior samples and n calibration cases; images have H rows
+    and W columns. Required arrays are ``case`` and ``group`` (S,), ``accelerations`` (T,),
+    ``truth`` (S, H, W), ``mean`` and ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets`` (S,),
+    ``calibration_outputs`` (n, T, p) and ``calibration_targets`` (n,). All other arrays of
     :class:`Explorer` are optional.
 
     Args:

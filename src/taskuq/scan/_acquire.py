@@ -76,9 +76,9 @@ def acquire(
 ) -> Scan | GroupScan:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
-    Each round acquires new data, recovers posterior samples from all data so far, runs the task on
+    Each round acquires new data, draws posterior samples given all data so far, runs the task on
     them and applies the policy. The last round completes the measurement and yields the target.
-    Samples depend only on seed, case and acceleration, as in :class:`taskuq.Pipeline`.
+    The samples depend only on seed, case and acceleration, as in :class:`taskuq.Pipeline`.
 
     The cases of a group are scanned together if each has a scanner, or if ``cases`` names them and
     one scanner's ``measure`` returns one measurement per case. A policy for whole groups makes one
@@ -92,10 +92,10 @@ def acquire(
     converted to arrays. ``taskuq audit`` verifies and prints the audit log.
 
     A fault never stops a scan early. Faults are measurements that are empty, zero, not finite,
-    repeated, or of another round or scan; invalid outputs; and a recovery or task that fails or
-    misses the deadline. After a fault the scan continues to full sampling, because the guarantee
-    needs every round. An anytime policy may still stop early if the measurements are valid and
-    lines are not chosen adaptively.
+    repeated, or labelled with another round or scan; invalid outputs; and a recovery or task that
+    fails or misses the deadline. After a fault the scan continues to full sampling, because the
+    guarantee needs every round. An anytime policy may still stop early if the measurements are
+    valid and lines are not chosen adaptively.
 
     Args:
         policy: Policy returned by :func:`taskuq.plan`.
@@ -106,7 +106,7 @@ def acquire(
         task: Task, called with the posterior samples.
         samples: Number of posterior samples, equal to that of the policy.
         seed: Integer or Generator for the posterior samples; use an integer if a scan may resume.
-        case: Name of the case; default: ``"0"``, as in a pipeline without names.
+        case: Name of the case; default: ``"0"``.
         cases: Names of all cases of a group, in the order in which they are measured; default:
             positions in the list of scanners.
         scan_id: Identifier of the scan, e.g. the accession number; required with ``state``.

@@ -117,7 +117,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]
         raise InputError(text, code="file.missing") from None
     for number, line in enumerate(records, start=1):
         if line is None or line.get("schema") != SCHEMA:
-            text = f"{path}: line {number} is not a line of an audit trail ({SCHEMA})"
+            text = f"{path}: line {number} is not a line of an audit log ({SCHEMA})"
             raise InputError(text, code="file.schema")
         yield number, line
 
@@ -132,7 +132,7 @@ def _last_hash(path: Path) -> str:
     except ValueError:
         line = None
     if not isinstance(line, dict) or line.get("schema") != SCHEMA:
-        text = f"{path} does not end in a line of an audit trail; use another log"
+        text = f"{path} does not end in a line of an audit log; use another log"
         raise InputError(text, code="file.schema")
     if whole < path.stat().st_size:
         os.truncate(path, whole)

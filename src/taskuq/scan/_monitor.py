@@ -137,12 +137,12 @@ class _MartingaleStream:
 class Monitor(Displayed):
     r"""Monitor of exchangeability between new units and the calibration units of a policy.
 
-    First-round statistics of each new unit (the centre and the spread of its outputs, and your
-    own statistics) are ranked among those of the calibration units and all earlier new units. A
-    conformal test martingale bets on these ranks. If the units are exchangeable, the probability
-    that the martingale ever reaches :math:`1/\delta` is at most :math:`\delta`. Once a martingale
-    reaches this level, the guarantee is permanently withdrawn. No targets are needed. :meth:`audit`
-    bets on the distance of the outputs from the targets of randomly selected, completed scans.
+    First-round statistics of each new unit (the centre and the spread of its outputs, and your own
+    statistics) are ranked among those of the calibration units and all earlier new units. For each
+    statistic, a conformal test martingale, weighted by its share of delta, bets on these ranks. If
+    the units are exchangeable, the probability that any martingale ever reaches :math:`1/\delta` is
+    at most :math:`\delta`; at that level the guarantee is withdrawn. No targets are needed, except
+    for :meth:`audit`, which bets on the distance of outputs from the targets of completed scans.
 
     Args:
         policy: Policy, which contains the statistics of its calibration units.
@@ -330,7 +330,7 @@ class Monitor(Displayed):
 
         Args:
             outputs: As for :meth:`update`.
-            targets: One target per case, (case,) or (case, task); a number for one case.
+            targets: Targets (case,) or (case, task), or a number for a single case and task.
             unit: Name of the unit, or one name per unit.
 
         Raises:

@@ -150,7 +150,7 @@ class RoundDecider:
         return self._with_lines(undecided, scan, None)
 
     def _for_group(self, faults: dict[str, str], cases: Sequence[str]) -> dict[str, str]:
-        """Give every case a fault if one decision applies to the whole group."""
+        """Return the faults; if the whole group shares one decision, every case has one."""
         if not self.policy.whole_group:
             return faults
         first = next(iter(faults.values()))

@@ -424,8 +424,8 @@ def load_scan(path: str | os.PathLike[str], policy: Policy) -> Scan | GroupScan:
 
     Args:
         path: State file written by :func:`taskuq.acquire`.
-        policy: Policy of the scan, or the policy with strata that contains it; any other raises
-            InputError.
+        policy: Policy of the scan, or the policy with strata to which that policy belongs; any
+            other policy raises InputError.
     """
     source = Path(path)
     mark = read_json(source, SCHEMA, remedy="start a new scan").get("policy")

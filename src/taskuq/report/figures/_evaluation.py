@@ -151,7 +151,7 @@ def _each_task(
     *,
     first_alone: bool = False,
 ) -> list[Figure]:
-    """Return the figures of each task; if there are several tasks, names are added."""
+    """Return the figures of each task, with the name of the task if there are several."""
     tasks: dict[str | None, list[Row]] = {}
     for row in record["results"]:
         tasks.setdefault(row.get("task"), []).append(row)

@@ -233,7 +233,7 @@ def against_acceleration(
 
 
 def _best(series: Sequence[Series], y_label: str) -> str:
-    """Return a title that names the method with the most highest values."""
+    """Return a title that names the method that is best at the most accelerations."""
     at: dict[Any, list[tuple[float, str]]] = {}
     for one in series:
         for x, y in zip(one.x, one.y, strict=True):

@@ -147,7 +147,7 @@ def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
 
 
 def lines_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Plot maps of lines against rounds and against cases."""
+    """Plot the share of cases with each line by round, and the round of each line by case."""
     case, cases, line, lines = map(str, record["words"])
     shares = np.asarray(record["shares"], dtype=float)
     rounds, places = [str(name) for name in record["rounds"]], tuple(range(shares.shape[1]))
