@@ -142,7 +142,7 @@ class Monitor(Displayed):
     statistic, a conformal test martingale, weighted by its share of delta, bets on these ranks. If
     the units are exchangeable, the probability that any martingale ever reaches :math:`1/\delta` is
     at most :math:`\delta`; at that level the guarantee is withdrawn. No targets are needed, except
-    for :meth:`audit`, which bets on the distance of outputs from the targets of completed scans.
+    for :meth:`audit`, which bets on the errors of outputs in randomly selected, completed scans.
 
     Args:
         policy: Policy, which contains the statistics of its calibration units.
