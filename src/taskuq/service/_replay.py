@@ -308,7 +308,7 @@ def format_summary(record: dict[str, Any]) -> list[str]:
             f"Latency of {latency['rounds']} decisions: median {median}, worst {worst}."
         )
     if restored := record["answered_again"]:
-        sentences.append(f"Repeated from storage, with no latency: {count_noun(restored, 'round')}.")
+        sentences.append(f"Stored decisions, without latency: {count_noun(restored, 'round')}.")
     if reconnections := record["reconnections"]:
         sentences.append(f"The connection was resumed {count_noun(reconnections, 'time')}.")
     void = dict.fromkeys(d["guarantee"] for d in record["decisions"] if not d["guaranteed"])
