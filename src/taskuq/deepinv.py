@@ -83,8 +83,8 @@ class DeepinvRecover:
 
     Args:
         model: Model, called as ``model(y, physics)``, and with ``seed`` if it has this parameter.
-        kind: 'point' if a call returns a point estimate; 'sampler' if it returns one posterior
-            sample (DDRM, DiffPIR, PosteriorDiffusion); 'chain' if it runs a Markov chain (ULA,
+        kind: 'point' if a call returns a point estimate; 'sampler' if it returns one sample
+            per image (DDRM, DiffPIR, PosteriorDiffusion); 'chain' if it runs a Markov chain (ULA,
             SKRock, sampling_builder), whose last states are used as samples.
         together: Number of samples that a sampler draws in one batch; results depend on it.
         finish: Function from (image, channel, height, width) to (image, height, width);

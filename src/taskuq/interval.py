@@ -1,4 +1,4 @@
-"""Intervals as pairs of arrays."""
+"""Intervals of many cases, stored as arrays of lower and upper ends."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class IntervalWidth(_Mean):
     higher_is_better = False
 
     def update(self, lower: Tensor, upper: Tensor) -> None:
-        """Add the intervals of some cases."""
+        """Add the lower and upper ends of the intervals of some cases."""
         self._add((upper - lower).clamp(min=0))
 
 

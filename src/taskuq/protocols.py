@@ -253,7 +253,7 @@ class SelfTunedScore(FittedScore, Protocol):
         """Return the nested intervals of cases from the result of :meth:`summarise`."""
 
     def leave_one_out(self, read: Any, targets: Any, range_: TaskRange) -> LeaveOneOutFit:
-        """Return an object that fits the score to any choice of these cases."""
+        """Return an object that fits the score to any subset of the cases in ``read``."""
 
 
 class LeaveOneOutFit(Protocol):

@@ -118,7 +118,7 @@ class _QuantileLaw:
 
 
 def quantile_position(n_calibration: int, n_test: int, rank: int) -> _QuantileLaw:
-    """Return the distribution of the quantile's rank; ``rank`` is its rank in calibration."""
+    """Return the distribution of the quantile's rank among all scores."""
     n, m, k = n_calibration, n_test, rank
     assert 1 <= k <= n
     j = np.arange(k, k + m + 1)

@@ -163,7 +163,7 @@ class _TwoQuantileFamily:
 
 
 def parse_side(side: BoundSide) -> tuple[Side, int]:
-    """Return the side of the score and the number of quantiles."""
+    """Return the side of the score, and the number of quantiles: 2 for 'each', else 1."""
     if side not in (*SIDES, "each"):
         message = f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}"
         raise InputError(message, code="choice.unknown")

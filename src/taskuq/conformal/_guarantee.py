@@ -123,7 +123,7 @@ class Guarantee:
 
     @cached_property
     def levels(self) -> tuple[Fraction, Fraction | None]:
-        """Alpha and delta of each end, as exact fractions."""
+        """Alpha and delta for the quantile of one end, as exact fractions."""
         ends = self.quantiles_per_interval
         delta = None if self.delta is None else exact_alpha(self.delta, "delta") / ends
         return exact_alpha(self.alpha) / ends, delta

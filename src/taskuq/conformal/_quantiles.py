@@ -72,7 +72,7 @@ def min_calibration_size(alpha: float | Fraction) -> int:
 
 
 def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> int:
-    """Return the rank for coverage 1 - alpha with probability 1 - delta over calibration sets."""
+    """Return the rank that gives coverage 1 - alpha with probability 1 - delta."""
     from scipy.special import betainc
 
     level, allowed = float(exact_alpha(alpha)), float(exact_alpha(delta, "delta"))

@@ -195,7 +195,7 @@ class Pool:
         return _center_offset(interval, self.targets, self.task_range)
 
     def take(self, order: NDArray[np.int64]) -> Pool:
-        """Return the pool with its cases in the given order."""
+        """Return the pool of the cases with the given indices, in this order."""
         family, scores = self.family.select(order), self.scores[..., order]
         index, targets = self.index[order], self.targets[order]
         return replace(self, index=index, family=family, targets=targets, scores=scores)

@@ -42,7 +42,7 @@ def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _hierarchical_quantile(
     scores: FloatArray, group: np.ndarray, alpha: Level, delta: Level | None = None
 ) -> float:
-    """Return the score that a random case of a new group exceeds with probability at most alpha."""
+    """Return the score that a random case of a new group exceeds with probability <= alpha."""
     index, sizes = group_index(group)
     if delta is not None:
         return smallest_certified(scores, index, 1 / sizes[index], BettingEProcess(alpha, delta))
@@ -112,7 +112,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def part(self) -> str:
-        """Covered cases, in words."""
+        """Covered cases of a unit as a phrase, e.g. 'a random case'."""
 
     @property
     def covered(self) -> str:

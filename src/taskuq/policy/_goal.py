@@ -136,7 +136,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Goals:
-    """Goals of several tasks, all of which must be met."""
+    """One goal per task; all of them must be met."""
 
     names: tuple[str, ...]
     each: tuple[Goal, ...]

@@ -398,7 +398,7 @@ def window_distribution(
 def _fit_shrinkage(
     spec: PolicySpec, rules: Rules, outputs: FloatArray, targets: FloatArray
 ) -> Rules:
-    """Fit how far reported intervals shrink, and the risk at which they start to shrink."""
+    """Fit, to tuning cases, the risk above which no scan stops and how far intervals shrink."""
     statistics = stopping_statistics(rules, outputs, targets)
     Lambda = stopping_score(statistics.lowest, statistics.largest, statistics.score)
     level = float(exact_alpha(spec.alpha)) * spec.budget

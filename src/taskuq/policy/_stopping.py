@@ -395,7 +395,7 @@ def _round_grid(
 ) -> FloatArray:
     """Return the thresholds to test in a round, one per part in ``ROUND_PARTS``.
 
-    Each is the first at which tuning misses are at most this part of alpha.
+    Each is the first at which at most this part of alpha of the stopped tuning cases is missed.
     """
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)

@@ -543,7 +543,7 @@ Places = tuple[np.ndarray, np.ndarray]
 
 
 def read_shards(folder: Path) -> TaskOutputs:
-    """Read the table of a folder of shards, with little memory in addition to its arrays."""
+    """Read a table from a folder of shards; this needs little memory beyond its arrays."""
     header = read_header(folder)
     shards = _shard_paths(folder)
     if not shards:

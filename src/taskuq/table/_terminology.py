@@ -20,7 +20,7 @@ class Terminology:
     Args:
         case: Name of one image, e.g. 'slice', 'digit', 'scene'.
         group: Name of a set of related cases, e.g. 'patient', 'writer', 'film'.
-        estimate: Name of a simple reconstruction, e.g. 'zero-filled', 'back-projection'.
+        estimate: Name of the preview of a measurement, e.g. 'zero-filled', 'blurred'.
         round: Name of one round of measurement, e.g. 'round', 'exposure'.
         measurement: Unit that early stopping saves, e.g. 'line of k-space', 'view', 'second'.
         reference: Adjective for the reference image, e.g. 'fully measured', 'sharp'.

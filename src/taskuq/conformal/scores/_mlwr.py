@@ -117,7 +117,7 @@ class SpreadPrior:
 
 
 def _log_bias(degrees: float) -> float:
-    """Return the mean log of a sample variance of normal samples with variance 1."""
+    """Return the mean log sample variance of standard normal samples."""
     from scipy.special import digamma
 
     return float(digamma(degrees / 2) - np.log(degrees / 2))
