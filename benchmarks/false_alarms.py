@@ -56,7 +56,7 @@ def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64
 
 
 def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
-    """Return the cases whose report at the stop misses the target."""
+    """Return the cases whose reported interval misses the target."""
     x, z = np.asarray(table.outputs), np.asarray(table.targets)
     lost, going = np.zeros(table.cases, dtype=bool), np.ones(table.cases, dtype=bool)
     for k in range(table.rounds):

@@ -182,7 +182,7 @@ def _overview(found: Simulated, unit: Unit) -> Figure:
     return Figure(
         name=f"average-acceleration-by-{unit.counted}",
         caption=f"Average acceleration of each stopping rule, splits by {unit.counted}. The "
-        "paper's rules have no guarantee at the stop.",
+        "paper's rules guarantee nothing when a scan stops.",
         title=_fastest(found),
         x_label="error rate α, width to stop at τ",
         y_label="average acceleration",

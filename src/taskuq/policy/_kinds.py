@@ -204,7 +204,7 @@ class PolicyKind(ABC):
     # The fields of a specification that it reads, the main one first.
     options: ClassVar[tuple[str, ...]]
     rule_class: ClassVar[type[StoppingRule]]
-    # The report at the stop has a finite-sample guarantee.
+    # The interval reported when the scan stops has a finite-sample guarantee.
     is_guaranteed: ClassVar[bool]
     # One decision about all cases of a group is possible.
     stops_whole_groups: ClassVar[bool]

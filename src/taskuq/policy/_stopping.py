@@ -197,7 +197,7 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
     what = guarantee.removeprefix("Guaranteed: ")
     return (
-        f"Guaranteed for the report at the stop: {what} A scan stops early only if its report "
+        f"Guaranteed when the scan stops: {what} A scan stops early only if the reported interval "
         f"meets the goal ({goal.statement}); a fully sampled scan yields the target itself."
     )
 

@@ -76,53 +76,54 @@ def acquire(
 ) -> Scan | GroupScan:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
-    Each round acquires new data, draws posterior samples given all data so far, runs the task on
-    them and applies the policy. The last round completes the measurement and yields the target.
-    The samples depend only on seed, case and acceleration, as in :class:`taskuq.Pipeline`.
+    Each round acquires new data, draws posterior samples of the image from all data so far, runs
+    the task on the samples and applies the policy. The last round completes the measurement and
+    yields the target. The samples depend only on measurement, seed, case and acceleration.
 
-    The cases of a group are scanned together if each has a scanner, or if ``cases`` names them and
-    one scanner's ``measure`` returns one measurement per case. A policy for whole groups makes one
-    decision for all cases. Under other policies each case stops separately, and later measurements
-    of a stopped case by a shared scanner are ignored.
+    The cases of a group are scanned together if each case has its own scanner, or if ``cases``
+    names them and the method ``measure`` of a shared scanner returns one measurement per case. A
+    policy for whole groups makes one decision for all cases. Under other policies each case stops
+    separately; what a shared scanner measures of a stopped case is ignored.
 
     With ``state``, every round is stored before the next one begins. A second call with the same
-    file and ``scan_id`` checks every stored decision and resumes after the last stored round. A
-    scanner with a method ``remeasure`` repeats the stored rounds, and ``on_round`` is called for
-    them again. Measurements are stored if they are arrays or dictionaries of arrays; tensors are
-    converted to arrays. ``taskuq audit`` verifies and prints the audit log.
+    file and ``scan_id`` reproduces every stored decision and resumes after the last stored round. A
+    scanner with a method ``remeasure`` first repeats the stored rounds, and ``on_round`` is called
+    again for each of them. Measurements are stored if they are arrays or dictionaries of arrays;
+    tensors are converted to arrays. ``taskuq audit`` verifies and prints the audit log.
 
     A fault never stops a scan early. Faults are measurements that are empty, zero, not finite,
-    repeated, or labelled with another round or scan; invalid outputs; and a recovery or task that
-    fails or misses the deadline. After a fault the scan continues to full sampling, because the
-    guarantee needs every round. An anytime policy may still stop early if the measurements are
-    valid and lines are not chosen adaptively.
+    repeated, or of another round or scan; invalid outputs; and reconstructions or tasks that fail
+    or exceed the deadline. After a fault the scan continues to full sampling, because the guarantee
+    needs every round. Only an 'anytime' policy may still stop early, if the measurements are valid
+    and lines are not chosen adaptively.
 
     Args:
         policy: Policy returned by :func:`taskuq.plan`.
-        scanner: A scanner; for a group, a list of scanners, a dictionary by case, or one scanner
-            for all cases. ``recover`` receives the result of ``combine``, or the list of
-            measurements.
-        recover: Reconstruction method, called with the measurement, ``samples`` and ``seed``.
-        task: Task, called with the posterior samples.
-        samples: Number of posterior samples, equal to that of the policy.
-        seed: Integer or Generator for the posterior samples; use an integer if a scan may resume.
-        case: Name of the case; default: ``"0"``.
+        scanner: A scanner. For a group: a list of scanners, a dictionary of scanners by case name,
+            or one scanner for all cases.
+        recover: Reconstruction method, called with the measurement, ``samples`` and ``seed``. The
+            measurement is the result of the scanner's method ``combine``; without this method, the
+            list of the measurements of all rounds.
+        task: Task, called with the reconstructed images.
+        samples: Number of posterior samples; the policy needs the number it was calibrated with.
+        seed: Integer or Generator for the posterior samples; an integer if a scan may resume.
+        case: Name of the case; default: ``"0"``, as in a pipeline without names.
         cases: Names of all cases of a group, in the order in which they are measured; default:
             positions in the list of scanners.
         scan_id: Identifier of the scan, e.g. the accession number; required with ``state``.
-        state: File for the state of the scan.
-        audit_log: Audit log; default: ``log.jsonl`` next to the state.
-        deadline: Time limit in seconds for recovery and task of a case in a round; it does not
-            apply to the last round or to repeated rounds.
-        monitor: Monitor of exchangeability; after an alarm no scan stops early.
-        on_round: Function called with the record of each case after each round.
-        adaptive: Adaptive choice of lines, the same as for the policy's calibration table. The
-            method ``request`` of every scanner is called before a round is measured; records
-            contain the lines of the next round.
+        state: File in which the state of the scan is stored.
+        audit_log: File of the audit log; default: ``log.jsonl`` in the folder of ``state``.
+        deadline: Time limit in seconds for reconstruction and task of one case in one round. It
+            does not apply to the last round and to repeated rounds.
+        monitor: Monitor of exchangeability; after it raises an alarm, no scan stops early.
+        on_round: Function that is called after each round with the record of each case.
+        adaptive: Adaptive choice of lines, the same as for the table of the policy. Before each
+            round, the method ``request`` of every scanner is called with the lines to add; the
+            records of rounds contain the lines of the next round.
         stratum: Stratum of the scan, for a policy with strata.
 
     Returns:
-        A :class:`taskuq.scan.Scan`; for a group a :class:`taskuq.scan.GroupScan`.
+        A :class:`taskuq.scan.Scan`; for a group, a :class:`taskuq.scan.GroupScan`.
 
     Raises:
         InputError: If arguments do not fit the policy or each other. A fault raises no error.

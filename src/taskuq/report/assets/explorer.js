@@ -518,11 +518,11 @@
       interval: ["interval", (r) => pair(r.interval)],
       width: ["width", (r) => number(width(r.interval))],
       covered: ["contains the truth", (r) => yes(r.interval)],
-      report: ["report at the stop", (r) => (r.stops ? pair(r.report) : "–")],
+      report: ["reported when stopped", (r) => (r.stops ? pair(r.report) : "–")],
     } : {
       risk: ["risk", (r) => number(r.risk)],
       limit: ["stop below", (r) => number(-r.threshold)],
-      report: ["report at the stop", (r) => (r.stops ? pair(r.report) : "–")],
+      report: ["reported when stopped", (r) => (r.stops ? pair(r.report) : "–")],
       width: ["width", (r) => (r.stops ? number(width(r.report)) : "–")],
       covered: ["contains the truth", (r) => (r.stops ? yes(r.report) : "–")],
     };
