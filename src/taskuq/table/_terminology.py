@@ -18,12 +18,12 @@ class Terminology:
     """Display names of cases, groups, rounds and images.
 
     Args:
-        case: One image: 'slice', 'digit', 'scene'.
-        group: Set of related cases: 'patient', 'writer', 'film'.
-        estimate: Preview of the measurement: 'zero-filled', 'back-projection', 'blurred'.
-        round: One measurement configuration: 'round', 'exposure'.
-        measurement: Unit saved by stopping early: 'line of k-space', 'view', 'second'.
-        reference: The reference image: 'fully measured', 'sharp'.
+        case: Name of an image, e.g. 'slice', 'digit', 'scene'.
+        group: Name of a set of related cases, e.g. 'patient', 'writer', 'film'.
+        estimate: Name of the preview of a measurement, e.g. 'zero-filled', 'blurred'.
+        round: Name of a measurement round, e.g. 'round', 'exposure'.
+        measurement: Name of the unit saved by stopping early, e.g. 'line of k-space', 'view'.
+        reference: Name of the reference image, e.g. 'fully measured', 'sharp'.
 
     Example:
         >>> terminology = Terminology(case="digit", group="writer")
