@@ -36,8 +36,8 @@ class TrainingConfig:
     precision: Literal["32-true", "bf16-mixed"] = "32-true"  #: Training precision, as in Lightning.
     accumulate: Count = 1  #: Batches per optimiser step.
     workers: Natural = 0  #: Data-loading processes per training process.
-    #: "device" keeps all cases on the device, "loader" loads each batch; "auto" chooses "device" for
-    #: small data on a GPU, otherwise "loader".
+    #: "device" keeps all cases on the device, "loader" loads each batch; "auto" chooses "device"
+    #: for small data on a GPU, otherwise "loader".
     dataloader: Literal["auto", "device", "loader"] = "auto"
     seed: Seed = 0  #: Seed of all random numbers of the training.
     compile: bool = False  #: Compile the network with torch.compile.

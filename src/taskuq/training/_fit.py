@@ -355,7 +355,7 @@ def train_config(
     log: Callable[[str], None] = lambda line: None,
     on_record: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Path:
-    """Train and evaluate the network that a TOML file configures; return its best weights."""
+    """Train and evaluate the network that a TOML file configures; return the weights file."""
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
     only = file_lock(Path(folder) / LOCK, what=str(folder)) if is_first_process() else nullcontext()
