@@ -235,7 +235,7 @@ def quantile_of(recipe: Recipe, n: int, alpha: float) -> float:
 
 
 def ranks(recipe: Recipe) -> dict[str, Any]:
-    """Return counts of correct and too small quantiles, and the result if no quantile exists."""
+    """Return the numbers of correct and of too small quantiles, and the result if none exists."""
     right = narrow = asked = 0
     for alpha in ("0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"):
         for n in range(3, 204, 8):
@@ -254,7 +254,7 @@ def ranks(recipe: Recipe) -> dict[str, Any]:
 
 
 def mistakes(recipe: Recipe) -> dict[str, str]:
-    """Return the reaction to typical mistakes: an error, a warning, or intervals with neither."""
+    """Return the library's reaction to each mistake: an error, a warning, or neither."""
     rng = np.random.default_rng(0)
     z = rng.random(60)
     outputs = z[:, None] + 0.1 * rng.standard_normal((60, 4))

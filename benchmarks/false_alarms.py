@@ -2,8 +2,8 @@
 
 ``python -m benchmarks false_alarms`` draws 1000 streams of 200 calibration cases and 10,000 new
 cases, and counts the streams with an alarm (evidence of at least 1/delta). After a change, it
-counts the cases until the alarm. ``python -m benchmarks.false_alarms drift`` prints coverage and
-delays if the images of the patients of docs/how-to/scanner.md have another contrast.
+counts the cases until the alarm. ``python -m benchmarks.false_alarms drift`` changes the contrast
+of the images in the example of docs/how-to/scanner.md, and prints coverage and delays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DELTAS = (0.1, 0.05, 0.01)
 
 
 def ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the rank of each value (run, case) among the values of its run up to it."""
+    """Return the rank of each value (run, case) among itself and the earlier values of its run."""
     found = np.empty(values.shape, dtype=np.int64)
     for run, row in enumerate(values):
         order = np.empty(0)
@@ -44,7 +44,7 @@ def ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64]:
-    """Return the largest evidence up to each new case, (run, case)."""
+    """Return the largest evidence reached up to each new case of each run, (run, case)."""
     rank = ranks(values)
     capital = np.zeros((len(values), BETS))
     found = np.empty((len(values), values.shape[1] - calibration))
@@ -56,7 +56,7 @@ def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64
 
 
 def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
-    """Return the cases whose reported interval misses the target."""
+    """Return the mask of cases whose reported interval does not contain the target."""
     x, z = np.asarray(table.outputs), np.asarray(table.targets)
     lost, going = np.zeros(table.cases, dtype=bool), np.ones(table.cases, dtype=bool)
     for k in range(table.rounds):
@@ -68,7 +68,7 @@ def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
 
 
 def drift(streams: int = 201, units: int = 300, delta: float = 0.1) -> None:
-    """Print coverage, and the units until the alarm, for patients imaged with other contrasts.
+    """Print, for each change of image contrast, the coverage and the units until an alarm.
 
     Every stream has its own calibration patients.
     """

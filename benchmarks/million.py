@@ -45,7 +45,7 @@ def table(*rows: tuple[str, ...]) -> None:
 
 
 def write_tables(folder: Path, cases: int) -> None:
-    """Write a table (as .npz and as a folder of shards) and a bound, both with a task range."""
+    """Write a table as .npz and as a folder of shards, a tenth of its cases, and a bound."""
     outputs, targets = synthetic(cases, 32)
     names = np.char.add("case-", np.arange(cases).astype(str))
     whole = TaskOutputs(

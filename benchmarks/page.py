@@ -25,7 +25,7 @@ SHOWN, SIZE, SAMPLES, DRAWN = 20, 128, 32, 8
 
 
 def pictures(rounds: int) -> dict[str, np.ndarray]:
-    """Return atlas slices, and posterior samples that vary less in later rounds."""
+    """Return atlas slices and simulated posterior samples, whose spread shrinks over the rounds."""
     rng = np.random.default_rng(0)
     atlas = Atlas(SHOWN // 2, seed=0, coils=0, plan=PatientDistribution(size=SIZE, slices=2))
     truth = np.concatenate([atlas.patient(k).images for k in range(atlas.patients)])
@@ -52,7 +52,7 @@ def write_run(folder: Path, patients: int) -> int:
 
 
 def measure(patients: int) -> float:
-    """Print the seconds that the report of a run takes; return its size in megabytes."""
+    """Print the seconds needed to write the report of a run; return the report's size in MB."""
     with tempfile.TemporaryDirectory() as folder:
         slices = write_run(Path(folder), patients)
         clocks = time.perf_counter(), time.process_time()

@@ -4,10 +4,10 @@
     python -m benchmarks.scanner latency                       # or one of them
     OMP_NUM_THREADS=2 python -m benchmarks.scanner published   # on a GPU
 
-latency replays synthetic patients over loopback to a service with the bundled networks, until 100
-rounds of 32 samples are decided. memory replays 1000 small slices. published replays slices of 8
-coils and 320 x 320 from a separate process to a service on a GPU, whose networks have the published
-size and random weights.
+latency replays synthetic patients over loopback to a service with the bundled networks, until it
+has decided on 100 rounds of 32 samples. memory replays 1000 small slices. published replays slices
+of 8 coils and 320 x 320 from a separate process to a service on a GPU, whose networks have the
+published size and random weights.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def networks() -> tuple[Any, Any]:
 
 
 def row(name: str, seconds: list[float]) -> None:
-    """Print the median and the largest of the times."""
+    """Print the median and the maximum of the times, in milliseconds."""
     print(f"{name:<44}{1e3 * np.median(seconds):>10.1f}{1e3 * max(seconds):>10.1f}", flush=True)
 
 
 def latency(rounds: int = ROUNDS) -> None:
-    """Print the latency of decisions from the last line of a round, by component."""
+    """Print the latency from the last line of a round to the decision, by component."""
     recover, task = map(Timed, networks())
     found: list[float] = []
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
@@ -178,7 +178,7 @@ def noisy(measurement: Any, *, samples: int, seed: int) -> Tensor:
 
 
 def brightness(images: Tensor) -> Tensor:
-    """Return the brightness of the centre, a task that takes almost no time."""
+    """Return the mean brightness of the image centre, a task that takes almost no time."""
     return torch.sigmoid(images[..., 8:24, 8:24].mean((-2, -1)) - 1)
 
 
@@ -206,7 +206,7 @@ def resident() -> float:
 
 
 def memory(slices: int = SLICES, shown: int = 5) -> list[float]:
-    """Print memory and threads while many slices are replayed; return the memory."""
+    """Print memory and threads while slices are replayed; return the memory values in MiB."""
     found = []
     with tempfile.TemporaryDirectory() as folder, serving(small_chain(Path(folder))) as service:
         for number in range(slices // 8):

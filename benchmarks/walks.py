@@ -1,4 +1,4 @@
-"""Function calls and modules of five typical uses of the package, after a warm-up.
+"""Numbers of function calls and modules in five typical uses of the package.
 
 python -m benchmarks.walks        # with -v, every function and its number of calls
 """
@@ -37,7 +37,7 @@ CASES, SAMPLES = 2188, 8
 
 
 def count(walk: Callable[[], Any]) -> Counter[tuple[str, str]]:
-    """Return the calls of one use after a warm-up, by file and function."""
+    """Return the number of calls of each (file, function) in one use, after a warm-up."""
     walk()
     walk()
     calls: Counter[tuple[str, str]] = Counter()
@@ -101,7 +101,7 @@ def walks(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def main() -> None:
-    """Print the number of calls and of modules of each use."""
+    """Print the number of function calls and of modules for each use."""
     with tempfile.TemporaryDirectory() as folder:
         for name, walk in walks(Path(folder)):
             calls = count(walk)

@@ -1,4 +1,4 @@
-"""Coverage and acceleration of each class, with and without a guarantee within classes.
+"""Coverage and acceleration of each class, with and without a guarantee for each class.
 
     python -m studies.classes FOLDER -o docs/results/classes.csv
 

@@ -68,7 +68,7 @@ def _value(text: str) -> float | str | None:
 
 
 def write_csv(records: Records, folder: Path) -> None:
-    """Write the verdicts and the tables of the records as CSV files."""
+    """Write the outcome of each claim and the tables of the records as CSV files."""
     folder.mkdir(parents=True, exist_ok=True)
     verdicts = [[name, verdict(record)] for name, record in records.items()]
     _write_rows(folder / CLAIMS_FILE, [["name", "verdict"], *verdicts])
@@ -85,7 +85,7 @@ def _write_rows(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 
 def rows(record: dict[str, Any], table: str) -> list[Row]:
-    """Return the rows of a record's table by column; none if it has no such table."""
+    """Return the rows of a named table as mappings from columns, or [] if it is missing."""
     for one in record["tables"]:
         if one["name"] == table:
             return [dict(zip(one["columns"], row, strict=True)) for row in one["rows"]]
@@ -93,7 +93,7 @@ def rows(record: dict[str, Any], table: str) -> list[Row]:
 
 
 def verdict(record: dict[str, Any] | None) -> str:
-    """Return the verdict of a record on its claim."""
+    """Return the outcome of a claim, e.g. supported, from its record."""
     return (record or {}).get("verdict") or NOT_TESTED
 
 
@@ -108,7 +108,7 @@ def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def claims(records: Records) -> str:
-    """Return the status of every claim."""
+    """Return a table of the claims of the paper and their outcomes."""
     lines = [
         [item, statement, f"`{experiment}`", verdict(records.get(experiment))]
         for item, statement, experiment in CLAIMS
@@ -117,7 +117,7 @@ def claims(records: Records) -> str:
 
 
 def _pivot(found: list[Row], along: str, value: str, by: str = "score") -> str:
-    """Return a table with a row for each name and a column for each value of ``along``."""
+    """Return a table with a row for each value of ``by``, a column for each of ``along``."""
     heads = list(dict.fromkeys(row[along] for row in found))
     cells = {(row[by], row[along]): shown(row[value]) for row in found}
     names = dict.fromkeys(row[by] for row in found)
@@ -126,18 +126,18 @@ def _pivot(found: list[Row], along: str, value: str, by: str = "score") -> str:
 
 
 def lengths(records: Records) -> str:
-    """Return the mean interval lengths at each R, split by group and clipped to the range."""
+    """Return a table of mean lengths by R of intervals clipped to the range; split by group."""
     return _pivot(rows(records["interval-length"], "by-group"), "R", "length")
 
 
 def sample_lengths(records: Records) -> str:
-    """Return the mean unclipped interval lengths for each number of samples, split by case."""
+    """Return a table of mean lengths of unclipped intervals by number of samples; split by case."""
     found = rows(records["sample-count"], "by-case")
     return _pivot([{**r, "p": float(r["p"])} for r in found], "p", "unclipped length")
 
 
 def coverage(records: Records) -> str:
-    """Return the mean coverage of random splits by case and by group."""
+    """Return a table of the mean coverage over random splits by case and by group."""
     record = records["coverage-law"]
     by_group = {r["score"]: r["coverage"] for r in rows(record, "by-group")}
     lines = [
@@ -165,7 +165,7 @@ POLICIES = ("paper lwr", "paper cqr", "fixed-width spread", "fixed-width learned
 
 
 def policies(records: Records) -> str:
-    """Return the mean acceleration and coverage of policies, split by group."""
+    """Return a table of mean acceleration and coverage of policies in splits by group."""
     goals: dict[tuple[float, float], Row] = {}
     for row in rows(records["multi-round"], "by-group"):
         goals.setdefault((row["alpha"], row["max width"]), {})[row["policy"]] = row
@@ -191,7 +191,7 @@ TABLES: dict[str, tuple[str | None, Callable[[Records], str]]] = {
 
 
 def tables(records: Records) -> dict[str, str]:
-    """Return the tables of the page that the records permit."""
+    """Return those tables of the page whose records exist."""
     return {
         name: make(records)
         for name, (experiment, make) in TABLES.items()

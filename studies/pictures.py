@@ -64,7 +64,7 @@ def first_screen(page: Path, path: Path) -> Path:
 
 
 def scan(run: Path, path: Path) -> Path:
-    """Plot a scan by round: mean image, outputs of the samples, reported interval."""
+    """Plot mean image, sample outputs and reported interval of a scan in each round."""
     folder, policy = read_folder(run), tq.load_policy(run / "policy.json")
     found, pictures = one_scan(policy, folder), folder.explorer
     if found is None or found.shown is None or pictures is None:
@@ -91,7 +91,7 @@ def scan(run: Path, path: Path) -> Path:
 
 
 def headline(run: Path) -> str:
-    """Return the simulation of a run with standard errors, as a table in Markdown."""
+    """Return the simulation results of a run, with standard errors, as a table in Markdown."""
     record = json.loads((run / "simulate.json").read_text())
     if record["trials"] < FEWEST_TRIALS:
         raise SystemExit(

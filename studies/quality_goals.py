@@ -1,4 +1,4 @@
-"""Stopping at a level of image quality: taskuq's policies and the rule of the second paper.
+"""Stopping at a level of image quality: taskuq's policies and the authors' second paper.
 
     python -m studies.quality_goals FOLDER [docs/results/quality-goals.csv]
 

@@ -23,7 +23,7 @@ POLICIES = ("paper lwr", "paper cqr", "fixed-width spread")
 
 
 def lengths(runs: dict[str, Records]) -> str:
-    """Return the mean interval length for the first network, clipped to the range."""
+    """Return a table of mean lengths of intervals clipped to the range, for the first network."""
     lines = []
     for unit, table in UNITS.items():
         found = {(r["R"], r["score"]): r for r in rows(runs[NETWORKS[0]]["interval-length"], table)}
@@ -34,7 +34,7 @@ def lengths(runs: dict[str, Records]) -> str:
 
 
 def samples(runs: dict[str, Records]) -> str:
-    """Return the mean unclipped interval length with many and with few posterior samples."""
+    """Return a table of mean lengths of unclipped intervals from many and few samples."""
     lines = []
     for network, records in runs.items():
         table = rows(records["sample-count"], UNITS["slice"])
@@ -46,7 +46,7 @@ def samples(runs: dict[str, Records]) -> str:
 
 
 def scans(runs: dict[str, Records]) -> str:
-    """Return the mean acceleration and coverage of stopping rules that stop any scan early."""
+    """Return a table of mean acceleration and coverage, for goals at which any scan stops early."""
     lines = []
     for network, records in runs.items():
         for unit, table in UNITS.items():

@@ -150,7 +150,7 @@ def package_files() -> set[str]:
 
 
 def check_contents(out: Path, package: set[str]) -> str:
-    """Check that the wheel is small and holds the package only, and that the sdist is complete."""
+    """Check that the wheel is small and holds only the package, and that the sdist is complete."""
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     if (size := wheel.stat().st_size) > LARGEST:
         raise SystemExit(f"{wheel.name} has {size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}")
@@ -193,7 +193,7 @@ def try_in_empty(archive: Path, extras: str) -> str:
 
 
 def require_no_torch(packages: list[list[str]]) -> None:
-    """Check that an installation without extras has no networks."""
+    """Check that an installation without extras has no torch or other large packages."""
     names = {name.lower().replace("_", "-") for name, *_ in packages}
     if heavy := sorted(name for name in names if name in HEAVY or name.startswith("nvidia-")):
         raise SystemExit(f"without extras, {', '.join(heavy)} came along")
@@ -218,7 +218,7 @@ COMMANDS = (
 
 
 def matrix(wheel: Path, pythons: list[str]) -> str:
-    """Return a table of Python and library versions, and how many commands worked."""
+    """Return a table of Python and library versions with the number of commands that worked."""
     rows = [
         "| Python | dependencies | NumPy | cyclopts | numba | commands |",
         "|---|---|---|---|---|---|",

@@ -20,7 +20,7 @@ BUNDLED = Path(tq.__file__).parent / "table/bundled/atlas-quality.json"
 
 
 def quality(record: Path = BUNDLED) -> str:
-    """Return PSNR and SSIM of each method and acceleration."""
+    """Return a table of PSNR and SSIM by method and acceleration."""
     found = json.loads(record.read_text())["results"]
     methods = list(dict.fromkeys(row["method"] for row in found))
     cells = {
@@ -35,7 +35,7 @@ def quality(record: Path = BUNDLED) -> str:
 
 
 def spread(record: Path = BUNDLED) -> str:
-    """Return the agreement of the samples' spread and error, for methods that draw samples."""
+    """Return a table that compares sample spread with error, for methods that draw samples."""
     found = [r for r in json.loads(record.read_text())["results"] if "spread_error_ratio" in r]
     lines = [
         [f"{r['acceleration']:g}", r["method"], shown(r["spread_error_ratio"], 2),
@@ -46,7 +46,7 @@ def spread(record: Path = BUNDLED) -> str:
 
 
 def calibration(table: tq.TaskOutputs | None = None) -> str:
-    """Return the diagnosis of the outputs of all cases at each acceleration."""
+    """Return a table of diagnostics of the task outputs of all cases at each acceleration."""
     diagnosis = tq.diagnose(tq.TaskOutputs.load("atlas-sampler") if table is None else table)
     lines = [
         [one.round or "–", *(f"{e.value:.3g} ± {e.se:.1g}" for e in

@@ -56,7 +56,7 @@ def main(file, sampler, tables, cases=60, splits=500, into=None, name="luna"):
 
 
 def decibels(config, recover, images):
-    """Return the mean PSNR of the mean image in each round."""
+    """Return the PSNR of the mean image in each round, averaged over images."""
     scanner, found = config.scanner(images.shape[-1], noise=0.0, seed=0), []
     for R in config.accelerations:
         means = [
@@ -69,7 +69,7 @@ def decibels(config, recover, images):
 
 
 def table_of(config, quality, simple, drawn, trials):
-    """Return image quality, errors, intervals and coverage by number of views."""
+    """Return a table of image quality, errors, interval widths and coverage by number of views."""
     rows = []
     for k, R in enumerate(drawn.accelerations):
         by_scan = tq.evaluate(
@@ -87,7 +87,7 @@ def table_of(config, quality, simple, drawn, trials):
 
 
 def rules_of(drawn, trials):
-    """Return acceleration and coverage of stopping rules, split by scan."""
+    """Return a table of acceleration and coverage of stopping rules in splits by scan."""
     columns = ["rule", "guarantee", *(f"R̄ (coverage) at {width}" for width in WIDTHS)]
     rows = []
     for name, rule in RULES.items():

@@ -3,11 +3,11 @@
     python -m studies.tumour_volumes SOURCE.npz [--alpha 0.2] [--report FOLDER] [--into FILE.md]
 
 SOURCE holds slices and masks of low-grade glioma, the input of studies/split.py. A regression of
-the tumour area of a slice is fitted on the same 56 training patients. The slices of the 32 test
-patients are measured with one coil at R = 16, 8, 4, 2 and zero-filled, and predicted areas are
-summed by patient. Intervals for a new patient have one of two targets: the prediction from the
-fully sampled image, or the volume of the masks. ``--into`` writes the table into a document,
-``--report`` builds a report.
+the tumour area of a slice is fitted on the 56 training patients of that split. The slices of
+the 32 test patients are measured with one coil at R = 16, 8, 4, 2 and zero-filled, and predicted
+areas are summed by patient. Intervals for a new patient have one of two targets: the prediction
+from the fully sampled image, or the volume of the masks. ``--into`` writes the table into a
+document, ``--report`` builds a report.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AreaReader:
 
     @staticmethod
     def seen(images: Any) -> Any:
-        """Return the number of pixels above each level, (image, level)."""
+        """Return the number of pixels above each level in each filtered image, (image, feature)."""
         images = np.asarray(images, dtype=np.float64)
         found = []
         for size in (3, 7):
@@ -87,7 +87,7 @@ def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
 
 
 def lines(tables: tuple[tq.TaskOutputs, tq.TaskOutputs], alpha: float) -> list[str]:
-    """Return the rows of the document: errors, widths and coverage at every acceleration."""
+    """Return the rows of a table of errors, widths and coverage at every acceleration."""
     found = [
         "| target | R | mean volume | mean error | interval ± | coverage |",
         "|---|---|---|---|---|---|",

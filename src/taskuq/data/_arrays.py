@@ -18,7 +18,7 @@ from taskuq.interval import BoolArray
 
 
 class ArrayDataset:
-    """Data set of images in memory.
+    """Data set made of arrays, held in memory.
 
     Args:
         images: Magnitude images (case, height, width), or complex coil images (case, coil, height,
@@ -27,7 +27,8 @@ class ArrayDataset:
         group: Volume or patient of each case; ``"image"`` for one group per case.
         case: Names of the cases; default: their indices.
         site: Hospital or scanner of each case.
-        normalise: True to divide each group by its :func:`group_scale`; a number divides all.
+        normalise: True to divide each group by its :func:`group_scale`, False to keep the values,
+            or a number by which to divide all images.
 
     Example:
         >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="image")
@@ -82,7 +83,7 @@ class ArrayDataset:
 
 
 def group_scale(values: NDArray[Any]) -> float:
-    """Return the scale of a group: the 99.5 % quantile of its magnitudes, or 1 if all are 0."""
+    """Return the 99.5 % quantile of the magnitudes of a group, or 1 if that quantile is 0."""
     # A few bright pixels above this quantile must not set the scale.
     quantile = float(np.quantile(np.abs(values), 0.995))
     return quantile if quantile > 0 else 1.0
@@ -94,8 +95,8 @@ def read_npz(
     """Read a data set from one .npz file into memory.
 
     Args:
-        path: File with ``images``, ``label``, ``group`` and, optionally, ``case`` and ``site``.
-        group: ``"image"`` for one group per image, if the file has no groups.
+        path: File with arrays ``images``, ``label``, ``group``; optionally ``case`` and ``site``.
+        group: ``"image"`` to make each image a group; default: the array ``group``.
         normalise: As in :class:`ArrayDataset`.
     """
     with open_npz(path, "images") as file:
@@ -115,11 +116,11 @@ def read_npz(
 class NpzData(DataConfig):
     """Settings of [data] for one .npz file, read by :func:`read_npz`."""
 
-    path: Path | None = None  #: .npz file with images, label and group.
-    #: Set to "image" for one group per image, if the file has no groups.
+    path: Path | None = None  #: .npz file with the arrays images, label and group.
+    #: "image" makes each image a group; default: the array group of the file.
     group: Literal["image"] | None = None
     select: str | None = None  #: Name of a boolean array; only cases marked True are used.
-    target: str = "label"  #: Array of training targets, (case,) or (case, task).
+    target: str = "label"  #: Name of the array of training targets, (case,) or (case, task).
     #: Divide all images by this value; 0 divides each group by its 99.5 % quantile.
     scale: NonNegative = 0.0
 

@@ -54,7 +54,7 @@ class _Anatomy:
     outer: NDArray[np.uint8]
 
     def sample(self, points: NDArray[np.floating]) -> dict[str, NDArray[np.float32]]:
-        """Interpolate each volume linearly at points (3, ...), in voxels; distances are in mm."""
+        """Interpolate each volume linearly at voxel coordinates (3, ...); distances are in mm."""
         values = {}
         for name in _VOLUMES:
             unit, edge = (255, 0) if name in _TEMPLATES else (1 / _DEPTH_UNIT, 255)
@@ -265,7 +265,7 @@ def _draw_dots(
 def _uneven_distance(
     axes: Axes, center: NDArray[np.float64], radius: float, rng: np.random.Generator
 ) -> FloatArray:
-    """Return the distance to the centre, 1 on the surface of a randomly deformed ellipsoid."""
+    """Return distances to ``center``, scaled to 1 on a randomly deformed ellipsoid."""
     stretch = np.exp(0.22 * rng.normal(size=3))
     angle = rng.uniform(0, np.pi)
     z, y, x = (axis - c for axis, c in zip(axes, center, strict=True))
@@ -362,7 +362,7 @@ def _field(axes: Axes, scale: float, rng: np.random.Generator) -> FloatArray:
 
 
 def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Return template positions (3, slice, height, width), in voxels, of a patient's pixels."""
+    """Return template voxel coordinates (3, slice, height, width) of a random patient's pixels."""
     z, y, x = np.meshgrid(*axes, indexing="ij")
     points = np.stack([x, -y, z])
     turns = []
@@ -405,7 +405,7 @@ class Atlas(PatientDataset):
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """1 for slices with a lesion of at least the configured minimum area, (case,)."""
+        """Label of each slice, (case,): 1 if its lesion area is at least ``plan.minimum_area``."""
         return np.asarray(self.lesion_area >= self.plan.minimum_area, dtype=np.int64)
 
     @cached_property
@@ -421,7 +421,7 @@ class Atlas(PatientDataset):
         return _patient(self.plan, self.base, self.seed, self._number(index))
 
     def lesion_mask(self, index: int) -> NDArray[np.bool_]:
-        """Return the lesions of one case, booleans (height, width)."""
+        """Return the mask of lesion pixels of one case, booleans (height, width)."""
         patient, slice_ = divmod(index, self.plan.slices)
         return np.asarray(self.patient(patient).lesion[slice_])
 
@@ -472,7 +472,7 @@ def mask_box(mask: NDArray[np.bool_]) -> tuple[slice, slice] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class AtlasData(DataConfig):
-    """Settings of [data] for the synthetic brain atlas; ``seed`` also determines its patients."""
+    """Settings of [data] for the synthetic brain atlas; ``seed`` also determines the patients."""
 
     patients: Count = 200  #: Number of synthetic patients.
     size: Size = 128  #: Rows and columns of a slice.

@@ -19,7 +19,7 @@ THRESHOLD = 0.3
 
 
 def air_fraction(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.float64]:
-    """Return the air fraction of the body in each image."""
+    """Return the fraction of the body with intensities below ``threshold`` (air), (image,)."""
     from scipy import ndimage
 
     images = np.asarray(images)
@@ -70,7 +70,7 @@ class ChestPhantom(PatientDataset):
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """1 for slices with a nodule, (case,)."""
+        """Label of each slice, (case,): 1 if it has a nodule."""
         nodules = [self.patient(k).nodules > 0 for k in range(self.patients)]
         return np.concatenate(nodules).astype(np.int64)
 
@@ -104,7 +104,7 @@ class ChestData(DataConfig):
     patients: Count = 100  #: Number of synthetic patients.
     size: Size = 128  #: Rows and columns of a slice.
     slices: Count = 4  #: Slices per patient.
-    first_patient: Natural = 0  #: Index of the first patient.
+    first_patient: Natural = 0  #: Index of the first synthetic patient.
 
     def open(self) -> Dataset:
         return self._chest
@@ -175,7 +175,7 @@ class _Canvas:
 
 
 def _slice(lean: _Lean, down: float, size: int, rng: np.random.Generator) -> tuple[Image, int]:
-    """Draw one slice; ``down`` is 0 at the upper end and 1 at the liver."""
+    """Draw a slice with its nodule count; ``down`` is 0 at the upper end and 1 at the liver."""
     c = _Canvas(size, rng)
     lift = rng.uniform(-0.06, 0.06)
     wide, deep = lean.wide * rng.uniform(0.96, 1.0), lean.deep * rng.uniform(0.96, 1.0)

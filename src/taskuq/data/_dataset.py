@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Case(NamedTuple):
-    """Image of a case with label, group and name."""
+    """Image of a case with its label, group, name and normalisation scale."""
 
     image: Tensor
     label: int
@@ -60,7 +60,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Subset:
-    """Chosen cases of a data set in the given order, transformed on access."""
+    """Selected cases of a data set in the given order, each transformed when it is read."""
 
     source: Dataset
     indices: Sequence[int]
@@ -144,7 +144,7 @@ def precision_of(dataset: Dataset) -> str | None:
 def split_by_group(
     dataset: Dataset, fractions: Sequence[float], *, seed: int | Sequence[int] | np.random.Generator
 ) -> tuple[Subset, ...]:
-    """Split a data set by fractions of its groups; the order of cases is kept."""
+    """Split a data set at random into subsets with given fractions of its groups."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         text = f"fractions are {list(fractions)}; pass positive fractions that add up to 1"
         raise InputError(text, code="value.invalid")
@@ -176,7 +176,7 @@ class InMemoryDataset:
 
     @classmethod
     def of(cls, source: Dataset, processes: int = 1) -> InMemoryDataset:
-        """Read every case; the processes of a training run share one memory-mapped file."""
+        """Read all cases into a memory-mapped file, shared by the processes of a training run."""
         name, folder = _name(source), _folder()
         own, lock = folder / f"{name}.images.{os.getpid()}", folder / f"{name}.lock"
         with file_lock(lock, wait=True):
@@ -314,7 +314,7 @@ PARTS = ("train", "tune", "judge")
 
 @dataclass(frozen=True)
 class Split:
-    """Disjoint sets of groups: training, tuning, and calibration and testing (``judge``)."""
+    """Disjoint groups for training, for tuning, and for calibration and testing (``judge``)."""
 
     train: tuple[str, ...]
     tune: tuple[str, ...]
@@ -333,7 +333,7 @@ class Split:
                 raise InputError(text, code="table.duplicate")
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
-        """Return the three subsets of a data set; raise InputError if it has other groups."""
+        """Return the cases of each part; raise InputError for groups that are not in the split."""
         return _subset(dataset, self.train), _subset(dataset, self.tune), self.judged(dataset)
 
     def judged(self, dataset: Dataset) -> Subset:
@@ -380,7 +380,7 @@ class SplitConfig:
     seed: Seed = 0  #: Seed of the split.
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
-        """Return the stored split, which must have these fractions and seed, or store a new one."""
+        """Return the split, stored at ``path``; raise InputError if another is stored there."""
         new = split_groups(groups, self.train, self.tune, seed=self.seed)
         if self.path is None or not (is_stored or self.path.exists()):
             return new
@@ -395,7 +395,7 @@ def split_groups(
     Args:
         groups: Names of groups; duplicates are ignored.
         train: Fraction for training.
-        tune: Fraction for tuning; the rest, ``judge``, is for calibration and testing.
+        tune: Fraction for tuning; all other groups, ``judge``, are for calibration and testing.
         seed: Integer or Generator for the split.
 
     Example:

@@ -161,7 +161,7 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
-    """Return prepared slices, reasons for unreadable volumes, and the reason to read raw data."""
+    """Return cached slices and unreadable volumes, and the reason if raw files are needed."""
     if cache is None:
         return {}, {}, "no cache is named"
     prepared, missing = {}, {}
@@ -194,7 +194,7 @@ def _find_prepared(
 
 
 def _unreadable(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> str | None:
-    """Return the reason (stored, or found by reading) why a volume cannot be prepared, or None."""
+    """Return the reason why a volume cannot be read (cached, or found by a trial), or None."""
     path = _skipped(_record(volume, preparation, cache))
     with suppress(InputError, KeyError):
         record = read_json(path, SKIPPED, remedy=REMEDY)
@@ -273,7 +273,7 @@ def _survey(
     strict: bool = False,
     thorough: bool = False,
 ) -> list[_VolumeSurvey]:
-    """Inspect every .h5 file of a folder, sorted by path; give the reason for each skipped file."""
+    """Inspect every .h5 file of a folder, sorted by path, and give the reason if it is skipped."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
         raise InputError(f"{folder} has no .h5 file; use a folder of volumes", code="file.missing")
@@ -295,7 +295,7 @@ Grouping = Literal["patient", "volume"]
 class FastMRIDataset:
     """Slices of fastMRI volumes; a group is a patient or a volume.
 
-    Volumes of patients in ``without`` and unreadable volumes are left out; ``notes`` lists them.
+    Unreadable volumes and those of patients in ``without`` are left out and noted in ``notes``.
     """
 
     def __init__(
@@ -411,20 +411,20 @@ def _volume_notes(
 
 @dataclass(frozen=True, kw_only=True)
 class FastMRIData(DataConfig):
-    """Settings of [data] for fastMRI volumes; the coils are virtual."""
+    """Settings of [data] for fastMRI volumes; ``coils`` is the number of virtual coils."""
 
     path: Path | None = None  #: Folder of training volumes (.h5); all slices are used.
     #: Folder of validation volumes; default: a fraction of the training volumes.
     validation_path: Path | None = None
     labels: Path | None = None  #: fastMRI+ annotation file; without it, all labels are 0.
-    file_list: Path | None = None  #: List of annotated volumes; others are skipped.
+    file_list: Path | None = None  #: Text file of annotated volumes; others are skipped.
     pathology: str = "Meniscus Tear"  #: fastMRI+ annotation that counts as label 1.
     cache: Path | None = None  #: Folder of prepared slices (taskuq data prepare).
     acquisition: str = "CORPD_FBK"  #: fastMRI acquisition type to use; "" uses all.
     min_coils: Count = 9  #: Skip volumes with fewer receive coils.
     min_lines: Count = 320  #: Skip volumes with fewer phase-encoding lines.
     size: Size = 320  #: Rows and columns of the central crop.
-    #: Lines used to compute virtual coils: those of the first round, or all.
+    #: Lines that determine the virtual coils: "measured" (in the first round) or "full" (all).
     compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"  #: Slices of validation volumes to use.
     #: "patient" groups files with the same patient_id; "volume" makes each file a group.
@@ -439,7 +439,7 @@ class FastMRIData(DataConfig):
         return self._volumes(self._training_folder, "all", without=self._test_patients)
 
     def open_test(self) -> FastMRIDataset:
-        """Open the central slices of the validation volumes, never in half precision."""
+        """Open the test slices of the validation volumes, ignoring a half-precision cache."""
         folder = require_path(self.validation_path, "validation_path", "the validation folder")
         return self._volumes(folder, self.slices, exact=True)
 
@@ -563,7 +563,7 @@ def _survey_file(
 
 
 def _warn(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
-    """Print notes, and the reason for reading raw files, once for all processes of a run."""
+    """Print each note, and the reason for reading raw files, in the first process only."""
     if any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
     notes = [f"{folder}: {note}\n" for note in data.notes]

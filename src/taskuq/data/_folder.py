@@ -154,7 +154,7 @@ class ImageFolder:
     Args:
         folder: Folder of the images.
         labels: CSV with the columns file, label and, optionally, group, slice and site.
-        group: Unit used as group if the CSV has no groups: ``"file"``, ``"folder"`` or ``"image"``.
+        group: Grouping unit if the CSV has no groups: ``"file"``, ``"folder"`` or ``"image"``.
         size: Crop or pad images to this size.
         normalise: Divide each group by the 99.5 % quantile of its magnitudes.
     """
@@ -219,7 +219,7 @@ class FolderData(DataConfig):
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
     labels: Path | None = None  #: CSV with the columns file, label, group; optionally slice, site.
-    group: Grouping | None = None  #: Unit used as group if the CSV has no column group.
+    group: Grouping | None = None  #: Grouping unit if the CSV has no column group.
     size: Size | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:

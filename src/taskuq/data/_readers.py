@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def simulate_coil_dataset(
     dataset: Dataset, coils: int, *, seed: int | np.random.Generator
 ) -> Subset:
-    """Simulate coil images of a magnitude data set."""
+    """Return a data set of simulated coil images of magnitude images."""
     return transform_dataset(dataset, _CoilSimulation(coils, as_seed(seed)))
 
 
@@ -72,7 +72,7 @@ def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Settings of [data] shared by all readers; a reader overrides methods as needed.
+    """Settings of [data] shared by all readers, and methods that a reader overrides.
 
     Args:
         coils: Number of simulated or virtual coils; 0 keeps magnitude images.
@@ -102,15 +102,15 @@ class DataConfig(ABC):
         return self.open()
 
     def open_targets(self) -> LabelledSubset:
-        """Open all cases with the targets of a task network; default: their labels."""
+        """Open all cases with the targets of a task network, by default the labels."""
         return LabelledSubset.of(self.open())
 
     def boxes(self, cases: Sequence[str]) -> dict[str, tuple[slice, slice]]:
-        """Return rows and columns of the annotated finding, for the cases that have one."""
+        """Return the rows and columns of the annotated finding of each case that has one."""
         return {}
 
     def check(self, *, strict: bool = False, quick: bool = False) -> DataCheck:
-        """Summarise the data by group; file readers summarise it by file."""
+        """Return a summary of each group or, for readers of files, of each file."""
         cases, rows = self.open(), []
         labels, groups = cases.labels, cases.groups
         for group in dict.fromkeys(groups.tolist()):
@@ -161,7 +161,7 @@ def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
 
 
 def open_all(reader: DataConfig) -> Dataset:
-    """Open all test cases without a split; for fastMRI, the validation folder."""
+    """Open all test cases without splitting them; for fastMRI, those of the validation folder."""
     return _in_memory(_with_coils(reader.open_test(), reader), reader)
 
 

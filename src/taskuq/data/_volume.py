@@ -230,7 +230,7 @@ class _Header:
 
 @contextmanager
 def _opened(path: Path, trouble: str) -> Iterator[Any]:
-    """Open an HDF5 file; an error names the file and ``trouble``."""
+    """Open an HDF5 file; the error for a damaged file contains its path and ``trouble``."""
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -274,7 +274,7 @@ class FastMRIPreprocessing:
 
     @property
     def key(self) -> str:
-        """Digest of the configuration, used as the name of its cache."""
+        """Digest of the configuration, which names the cache folder of its prepared slices."""
         # Which slices and volumes are used does not change how one is prepared.
         kept = ("size", "coils", "compression", "first_acceleration")
         settings = {name: asdict(self)[name] for name in kept}
@@ -284,7 +284,7 @@ class FastMRIPreprocessing:
 
     @property
     def first_mask(self) -> NDArray[np.bool_]:
-        """Lines of the first round: the published mask if it fits, else a GRO mask."""
+        """Lines of the first round: the published mask for 320 lines at R = 16, else a GRO mask."""
         if self.size == 320 and self.first_acceleration == 16:
             return np.asarray(published_masks((16,))[0])
         density = max(1.0, 15 / 16 * self.first_acceleration)

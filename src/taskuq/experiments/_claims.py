@@ -129,7 +129,7 @@ class ClaimInputs:
         return self.samples
 
     def lacks(self, needs: Sequence[str]) -> str | None:
-        """Return a description of the missing inputs of an experiment, or None."""
+        """Return a description of the first missing input of an experiment, or None."""
         return next((reason for need in needs if (reason := self._lacks(need))), None)
 
     def _lacks(self, need: str) -> str | None:
@@ -358,7 +358,7 @@ class FindingWriter:
     rows_are: str = "quantity"
 
     def find(self, unit: Unit, compared: Mapping[str, Any], parts: Mapping[str, bool]) -> None:
-        """Add the results of splits by a unit, with True for each supported part of the claim."""
+        """Add results for splits by a unit; ``parts`` are True where the claim is supported."""
         by = f"by {unit.counted}"
         self.parts[by] = dict(parts)
         for what, value in compared.items():
@@ -417,7 +417,7 @@ def _of(value: Any, name: str) -> Any:
 
 
 def finding(outcome: str, measured: str | None, but: str = "") -> str:
-    """Return the finding in at most two sentences, beginning with the verdict."""
+    """Return the finding in at most two sentences, beginning with the outcome."""
     head = outcome[:1].upper() + outcome[1:]
     if measured is None:
         return f"{head}: {but.rstrip('.')}."
@@ -457,7 +457,7 @@ def is_decreasing(values: Iterable[float]) -> bool:
 
 
 def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
-    """Return the reason why no comparison is possible, or None."""
+    """Return the reason why intervals cannot be compared, or None."""
     if any(r.infinite < 1 for r in found):
         return None
     first = found[0]

@@ -36,9 +36,9 @@ class MaskLearningConfig(ImagingConfig):
     #: Number of lines measured before any line is chosen; default: half of the first round.
     initial_lines: Count | None = None
     lines_per_step: Count = 4  #: Number of lines to choose before new samples are drawn.
-    #: Number of random candidates in each step, compared by the CRPS of the task.
+    #: Number of random sets of lines that compete with each chosen set, by CRPS of the task.
     random_candidates: Natural = 0
-    #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
+    #: Variance to reduce: of the task (by "gradient" or by "outputs") or of the image ("variance").
     objective: Aim = "gradient"
     regularisation: Positive = RIDGE  #: Noise variance relative to the variance of the samples.
 
@@ -105,7 +105,7 @@ class _MaskLearner:
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
-        """Return the given lines, or as many random lines if their CRPS is lower."""
+        """Return the given lines or, if its CRPS is lower, an equally large random set."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
         for _ in range(self.config.random_candidates):
@@ -156,7 +156,7 @@ def open_learner(config: MaskLearningConfig, device: str | None = None) -> _Mask
 def learn_masks(
     learner: _MaskLearner, output: Path, *, overwrite: bool = False, progress: bool = True
 ) -> tuple[BoolArray, _LineOrder]:
-    """Learn an order block by block, and write the masks of all rounds."""
+    """Learn an order of lines block by block, and write the masks of all rounds."""
     config = learner.config
     rates = config.measure.accelerations
     counts = line_counts(learner.system.n_lines, rates)

@@ -219,7 +219,7 @@ class QualityConfig:
     varnet: Path | None = None  #: VarNet weights.
     flow: Path | None = None  #: Flow weights.
     networks: tuple[Path, ...] | None = None  #: Weights of other recovery networks.
-    #: VarNet weights of a residual flow; default: those used in training.
+    #: Weights of the VarNet whose residuals the flow samples; default: those used in training.
     estimate: Path | None = None
     #: VGG-16 weights (safetensors), required for FID, LPIPS and DISTS.
     vgg_weights: Path | None = None

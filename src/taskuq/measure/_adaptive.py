@@ -27,7 +27,7 @@ TIES = 1e-9
 
 
 class LineCovariance(ABC):
-    """Covariance, over posterior samples, of the lines and the objective."""
+    """Covariance of line measurements and the objective, estimated from posterior samples."""
 
     @abstractmethod
     def _given(self, lines: Sequence[int]) -> _GramPosterior | _ScalarPosterior: ...
@@ -37,13 +37,13 @@ class LineCovariance(ABC):
     def _line_variance(self) -> FloatArray: ...
 
     def left(self, lines: Sequence[int]) -> float:
-        """Return the variance that remains given these lines, averaged over cases."""
+        """Return the variance that remains when the lines are measured, averaged over cases."""
         return float(self._given(lines).variance().mean())
 
     def greedy(
         self, count: int, measured: BoolArray, known: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Choose new lines in turn, each reducing the variance most given earlier lines."""
+        """Return lines, each chosen for the largest variance reduction, and these reductions."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             text = f"count is {count}, and {free.sum()} lines are left"
@@ -116,7 +116,7 @@ def _variance(precision: FloatArray, aims: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _ScalarCovariance(LineCovariance):
-    """Covariance for one value per sample and line, where Gram matrices have rank 1."""
+    """Covariance for a single real value per line and sample: Gram matrices have rank 1."""
 
     values: FloatArray  # (case, line, sample)
     outputs: FloatArray  # (case, sample, task)
@@ -242,7 +242,7 @@ def _require_samples(samples: int, objective: Aim) -> None:
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
-    """Remove, from the values of each sample, its own contribution to the direction."""
+    """Project each sample on directions of the other samples; 0 unless correlated with ``z``."""
     scale = len(z) / (len(z) - 1)
     own = held.abs().square().sum(2)
     others = values - scale * own[..., None] * z
@@ -268,13 +268,13 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 class AdaptiveConfig:
     """Settings of [adaptive]: choice of lines for each case from its posterior samples."""
 
-    #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
+    #: Variance to reduce: of the task (by "gradient" or by "outputs") or of the image ("variance").
     objective: Aim = "gradient"
     regularisation: Positive = RIDGE  #: Noise variance relative to the variance of the samples.
     selection_samples: Count | None = None  #: Number of samples used to choose lines; default: all.
-    #: Fraction of the new lines of a round that are chosen; the others come from the masks.
+    #: Fraction of a round's new lines chosen among all lines; the others are from its mask.
     adaptive_fraction: Unit = 1.0
-    #: Choose only among the lines of the mask this many rounds ahead; default: all lines.
+    #: Choose the lines of a round only from the mask this many rounds later; default: from all.
     lookahead: Natural | None = None
 
     def require_samples(self, samples: int) -> None:
@@ -309,9 +309,9 @@ class AdaptiveLines:
             of the image (``"variance"``).
         regularisation: Noise variance relative to the variance of samples.
         selection_samples: Number of samples used to choose lines; default: all.
-        adaptive_fraction: Fraction of new lines that are chosen; the others come from the masks.
-        lookahead: Choose only among the lines of the mask this many rounds later; default: all
-            lines.
+        adaptive_fraction: Fraction of a round's new lines chosen among all lines; the others are
+            from its mask.
+        lookahead: Choose the lines of a round only from the mask this many rounds later.
     """
 
     system: LineMeasure
@@ -345,7 +345,7 @@ class AdaptiveLines:
         return fingerprint(content)[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:
-        """Measure the first round or the full scan; other rounds depend on samples."""
+        """Measure the first round or the full scan; lines of other rounds depend on samples."""
         k = round_at(acceleration, [*self.accelerations, 1])
         if k == 0:
             return self.measure_lines(image, acceleration, self.initial_lines())
@@ -363,7 +363,7 @@ class AdaptiveLines:
     def next_lines(
         self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
     ) -> BoolArray:
-        """Return the lines of the next round."""
+        """Return the mask of all lines measured up to and including the next round."""
         covariance = line_covariance(
             self.system, measurement, recoveries[: self.selection_samples], task, lines,
             objective=self.objective, regularisation=self.regularisation,
@@ -383,7 +383,7 @@ class AdaptiveLines:
         return chosen
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
-        """Return the next lines from the masks, completed with the first unmeasured lines."""
+        """Return the next round's lines without samples: those of its mask, then any others."""
         chosen, count = np.array(lines, dtype=bool), int(self.masks[round + 1].sum())
         for more in (self.masks[round + 1] & ~chosen, ~chosen):
             chosen[np.flatnonzero(more & ~chosen)[: max(0, count - int(chosen.sum()))]] = True

@@ -189,7 +189,7 @@ def _loop_field(angle: Tensor, distance: Tensor, radius: Tensor, size: int) -> T
 
 @lru_cache(maxsize=32)
 def _upsampling(fine: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the matrix (fine, coarse) of spline upsampling; it reproduces straight lines."""
+    """Return the matrix (fine, coarse) of spline upsampling, exact for linear functions."""
     # Splines with one phantom knot at each end, fitted so that they pass through the values;
     # the phantom knots continue the curve straight.
     knots = _COARSE + 2

@@ -37,14 +37,14 @@ def require_seed(noise: float, seed: int | None) -> None:
 
 
 def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor:
-    """Return standard normal noise on the CPU, seeded by a seed and the bytes of one image."""
+    """Return standard normal noise on the CPU that depends on ``seed`` and the image's bytes."""
     assert seed is not None, "checked when the operator is made"
     rng = np.random.default_rng(image_seed(image, seed))
     return torch.as_tensor(rng.standard_normal(shape, dtype=np.float32))
 
 
 def image_seed(image: Tensor, seed: int) -> int:
-    """Return a seed below 2**63 that depends on a seed and on the bytes of one image."""
+    """Return a seed below 2**63 that depends on ``seed`` and the image's bytes."""
     name = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
     return int(np.random.SeedSequence([seed, name]).generate_state(1, np.uint64)[0] >> 1)
 
@@ -57,7 +57,7 @@ def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
-    """Return a column mask on the device of images, shaped to broadcast with them."""
+    """Return a mask of columns on the device of ``like``, in a shape that broadcasts to it."""
     tensor = torch.as_tensor(mask, device=like.device).bool()
     if 1 < tensor.ndim < like.ndim:
         batch, width = tensor.shape[:-1], tensor.shape[-1]
@@ -70,13 +70,13 @@ def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
 
 
 def project_measured(images: Tensor, mask: Any) -> Tensor:
-    """Project onto the measured subspace (zero-filled image)."""
+    """Project images onto the measured subspace, which gives zero-filled images."""
     kspace = fft2c(images)
     return ifft2c(torch.where(broadcast_mask(mask, kspace), kspace, 0))
 
 
 def project_null_space(images: Tensor, mask: Any) -> Tensor:
-    """Project onto the null space of the measurement."""
+    """Project images onto the null space of the measurement."""
     kspace = fft2c(images)
     return ifft2c(torch.where(broadcast_mask(mask, kspace), 0, kspace))
 
@@ -121,7 +121,7 @@ def central_lines(mask: Tensor) -> Tensor:
 
 
 def data_consistency_1d(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
-    """Replace measured columns, using only the Fourier transform along the width."""
+    """Replace the measured columns of ``x`` by those of the zero-filled images ``measured``."""
     missing = torch.fft.ifftshift(~mask, dim=-1)
     unmeasured: Tensor = torch.fft.ifft(torch.fft.fft(x) * missing)
     return unmeasured + measured

@@ -87,7 +87,7 @@ def mask_fingerprint(masks: BoolArray) -> str:
 
 
 def masks_to_text(masks: BoolArray) -> dict[str, Any]:
-    """Return masks as text for provenance: the number of lines, and hexadecimal bits."""
+    """Return the number of lines, and each mask as hexadecimal bits, for provenance."""
     return {"lines": masks.shape[1], "bits": [np.packbits(m).tobytes().hex() for m in masks]}
 
 
@@ -152,7 +152,7 @@ def gro_mask(
         lines: Number of sampled columns.
         density: Ratio of the density at the centre to the average density, at least 1.
         sharpness: Exponent of the transition to sparse lines, at least 1.
-        acs: Minimum number of contiguous central columns; default: 9 of 20 lines, as in the paper.
+        acs: Minimum number of contiguous central columns; default: the paper's 9/20 of ``lines``.
 
     Example:
         >>> gro_mask(16, 4, density=2).nonzero()[0]
@@ -174,7 +174,7 @@ def gro_mask(
 
 
 def acs_widths(width: int, accelerations: Sequence[float], lines: Sequence[int]) -> list[int]:
-    """Return the number of central lines of each round, interpolated from the paper's in log R."""
+    """Return the number of central lines of each round; the paper's are interpolated in log R."""
     rates = np.log2([*_RATES, 1])
     scaled = np.interp(np.log2(accelerations), rates[::-1], [40, *_CENTERS[::-1]]) * width / _SIZE
     # The first round: 9 of 20 lines; no other has more.
@@ -224,11 +224,11 @@ def nested_masks(
         accelerations: R of each round, decreasing.
         seed: Integer or Generator for the random lines.
         rule: Density of random lines: 'inverse-distance' from the centre, or 'uniform'.
-        acs: Number of contiguous central columns of each round; by default 9 of 20 lines in the
-            first round, and later the paper's 16, 24 and 32 of 320 columns at R = 8, 4 and 2,
+        acs: Number of contiguous central columns of each round; default: 9/20 of the lines in the
+            first round, then the paper's 16, 24 and 32 of 320 columns at R = 8, 4 and 2,
             interpolated for other R.
-        density: Density of the GRO mask; by default as in the paper, 15/16 of the first R.
-        sharpness: Exponent of the GRO mask.
+        density: Central over mean density of the first mask; default: the paper's 15/16 of its R.
+        sharpness: Exponent of the first mask's transition to sparse lines.
 
     Example:
         >>> nested_masks(32, (8, 4), seed=0).sum(axis=1)

@@ -40,11 +40,11 @@ class MaskConfig:
     #: Acceleration R of each round.
     accelerations: tuple[Acceleration, ...] = (16.0, 8.0, 4.0, 2.0)
     published: bool = False  #: Use the paper's masks (320 columns; R = 16, 8, 4, 2).
-    pattern: Rule = "inverse-distance"  #: Density of random lines.
-    seed: Seed = 0  #: Seed of random lines.
+    pattern: Rule = "inverse-distance"  #: Density of the random lines added to the first mask.
+    seed: Seed = 0  #: Seed of the random lines.
     #: Number of contiguous central lines in each round; default: as in the paper.
     acs: tuple[Count, ...] | None = None
-    #: Central over mean density of lines in the first mask; default: 15/16 of its R.
+    #: Ratio of central to mean line density in the first mask; default: 15/16 of its R.
     density: Positive | None = None
     sharpness: Positive = 8.0  #: Exponent of the decrease in density from the centre.
     path: Path | None = None  #: Mask file written by taskuq masks.
@@ -157,7 +157,7 @@ class MultiCoilMRI:
         return MRIMeasurement(zero_filled, mask, float(acceleration))
 
     def line_values(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
-        """Return k-space columns of samples, with sensitivities estimated from central lines."""
+        """Return k-space columns of samples; the central lines determine coil sensitivities."""
         measured = measurement.mask.cpu().numpy()
         centre = center_lines(len(measured), max(1, acs_width(measured)))
         kept = torch.as_tensor(centre & measured, device=images.device)
@@ -170,7 +170,7 @@ class MultiCoilMRI:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedMRIScanner:
-    """Simulated scanner of a known image; a round adds columns of k-space."""
+    """Simulated scanner of a known image, which measures the columns that each round adds."""
 
     image: Tensor
     masks: BoolArray
@@ -191,7 +191,7 @@ class SimulatedMRIScanner:
 def combine_columns(
     pieces: Sequence[Columns], shape: tuple[int, ...], accelerations: Sequence[float]
 ) -> MRIMeasurement:
-    """Return the measurement of all pieces; its images equal ``ifft2c`` bit for bit."""
+    """Join the columns of all rounds into a measurement; images equal ``ifft2c`` bit for bit."""
     mask = torch.zeros(shape[-1], dtype=torch.bool)
     kspace = torch.zeros(shape, dtype=torch.complex64)
     for piece in pieces:
@@ -207,7 +207,7 @@ def combine_columns(
 
 
 def added_columns(masks: BoolArray) -> list[NDArray[np.intp]]:
-    """Return the columns that each round adds, and the remaining columns last."""
+    """Return the columns that each round adds, then those that no round measures."""
     everything = np.ones((1, masks.shape[1]), dtype=bool)
     until = np.concatenate([~everything, masks, everything])
     return [np.flatnonzero(now & ~before) for before, now in pairwise(until)]

@@ -100,7 +100,7 @@ def _as_tensor(matrix: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the bins that square pixels project to, (view, pixel, bin), and their fractions."""
+    """Return the bins onto which each pixel projects, and its part in each, (view, pixel, bin)."""
     axis = np.arange(radon.size) - (radon.size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     theta = np.array(radon.angles)[:, None]
@@ -134,7 +134,6 @@ class DeepinvRadon:
         return Radon(self.size, self.angles).detectors
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Project images (..., size, size) to (..., view, detector)."""
         physics = _physics(self, images.device)
         flat = images.reshape(-1, 1, self.size, self.size).float()
         theirs = physics.A(flat)[:, 0].mT  # (image, view, bin)
@@ -206,7 +205,7 @@ class SinogramBatch:
 
 
 def stack_sinograms(scans: Sequence[Sinogram], device: torch.device | str = "cpu") -> SinogramBatch:
-    """Stack scans of one size over the union of their views."""
+    """Stack the sinograms of images of equal size, over the union of their views."""
     for scan in scans:
         if not isinstance(scan, Sinogram) or scan.projections.ndim != 2:
             kind = type(scan).__name__
@@ -382,7 +381,7 @@ class ParallelBeamCT:
         require_seed(self.counts.photons, self.seed)
 
     def __call__(self, image: Tensor, acceleration: float) -> Sinogram:
-        """Measure images (..., size, size)."""
+        """Measure the views of images (..., size, size) that belong to an acceleration."""
         lines = np.isin(np.arange(self.views), self.views_at(acceleration))
         return self.measure_lines(image, acceleration, lines)
 
@@ -397,7 +396,7 @@ class ParallelBeamCT:
     def add_random_lines(
         self, lines: BoolArray, n: int, seed: int | np.random.Generator
     ) -> BoolArray:
-        """Add n random views, more likely in wider gaps."""
+        """Add n random views, with a preference for wide gaps between measured views."""
         rng, mask = np.random.default_rng(seed), lines.copy()
         for _ in range(n):
             at = np.flatnonzero(mask)
@@ -433,13 +432,13 @@ class ParallelBeamCT:
         return Sinogram(projections, angles, self.size, float(acceleration), variance)
 
     def views_at(self, acceleration: float) -> NDArray[np.int64]:
-        """Return the views of one acceleration; all of them at R = 1."""
+        """Return the indices of the views measured at an acceleration; all views at R = 1."""
         each = self.chosen or _nested_views(self.views, self.accelerations)
         rounds = [*map(np.array, each), np.arange(self.views)]
         return rounds[round_at(acceleration, [*self.accelerations, 1])]
 
     def line_values(self, images: Tensor, measurement: Sinogram) -> Tensor:
-        """Return the projections of samples, (view, sample, detector)."""
+        """Return the projections of posterior samples, (view, sample, detector)."""
         angles = view_angles(np.arange(self.views), self.views)
         projections: Tensor = OPERATORS[self.operator](self.size, angles)(images)
         return projections.transpose(0, 1)
@@ -458,7 +457,7 @@ class TomographyConfig:
     views: Size = 192  #: Number of views of a full scan, evenly spaced over 180 degrees.
     photons: NonNegative = 0.0  #: Photons per detector bin without an object; 0 for no noise.
     attenuation: Positive = 6.0  #: Line integral along one full row of an image of ones.
-    operator: str = "taskuq"  #: Implementation of the projector: taskuq or deepinv.
+    operator: str = "taskuq"  #: Implementation of the projector: "taskuq" or "deepinv".
     path: Path | None = None  #: File with an order of views, written by taskuq masks.
     terminology = Terminology(
         case="slice", group="scan", estimate="back-projected", measurement="view",

@@ -67,13 +67,13 @@ class WorkItems(Protocol):
         """Preferred number of items per batch."""
 
     def run(self, indices: list[int], progress: Progress | None = None) -> int:
-        """Run and store items; return the number attempted."""
+        """Run and store items; return the number of items attempted."""
 
     def unfinished(self, indices: Sequence[int]) -> list[int]:
         """Return the items that are not stored yet."""
 
     def record_failure(self, index: int, error: Exception) -> None:
-        """Skip an item whose worker dies repeatedly, or raise an error."""
+        """Record an item whose worker died repeatedly as failed, or raise MachineError."""
 
 
 class Engine(Protocol):
@@ -121,7 +121,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Ray engine; workers load the networks once and write their own shards."""
+    """Engine on a Ray cluster, where each worker loads the networks once and writes its shards."""
 
     address: str | None = None  #: Address of a running cluster; None starts a local one.
     workers: int | None = None  #: Number of workers; None starts as many as fit.
@@ -132,7 +132,7 @@ class RayOptions:
 
     @classmethod
     def from_options(cls, options: EngineOptions) -> RayOptions:
-        """Return the engine with one GPU per worker if GPUs are used."""
+        """Return the engine for command-line options; if GPUs are used, each worker has one."""
         options.refuse_slurm()
         gpus = float(pick_device(options.device).startswith("cuda"))
         return cls(address=options.address, workers=options.workers, gpus=gpus)
@@ -357,7 +357,7 @@ class SlurmOptions:
 
 
 class _JobTimeout(BaseException):
-    """Exceeded time limit of a job; as no Exception, it is not attributed to a case."""
+    """Time limit of a job; not an Exception, so that no case is recorded as failed."""
 
 
 def _run_share(work: WorkItems, todo: list[int]) -> Exception | None:
@@ -392,7 +392,7 @@ def _job_name(folder: Path) -> str:
 
 
 def _states(which: str, before: dict[str, str]) -> dict[str, str]:
-    """Return the state of each job from squeue, because a cluster may have no accounting."""
+    """Return the job states listed by squeue, or ``before`` if SLURM does not respond."""
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%F_%K %T", which]
     found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode == 0:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass
 class DeadlineWorker:
-    """Thread that runs a computation within a deadline."""
+    """Runner of computations that raises TimeoutError at a deadline."""
 
     deadline: float | None = None
     _late: threading.Thread | None = field(default=None, init=False, repr=False)
@@ -108,7 +108,7 @@ class Executor:
     def sample_batch(
         self, measurements: list[Any], cases: Sequence[str], acceleration: float, samples: int
     ) -> Any:
-        """Return samples (case * sample, ...); the last case repeats to fill the batch."""
+        """Return samples (case * sample, ...) of a batch, filled up by repeating its last case."""
         if len(measurements) == 1:
             return self.sample(measurements[0], cases[0], acceleration, samples)
         assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
@@ -286,7 +286,6 @@ class CaseExecutor:
         return np.stack(outputs), np.stack(targets)[:, 0]
 
     def rounds(self, images: Sequence[Any], names: Sequence[str]) -> Iterator[RoundBatch]:
-        """Measure and recover images of one shape, round by round."""
         rule = self.measure if isinstance(self.measure, AdaptiveMeasure) else None
         lines = None if rule is None else [rule.initial_lines() for _ in images]
         for k, R in enumerate(self.accelerations):
@@ -462,10 +461,10 @@ ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
 
 @dataclass(frozen=True)
 class RecoveryFolder:
-    """Recovery that reads a folder of precomputed reconstructions.
+    """Recovery method that reads precomputed reconstructions from a folder.
 
-    The recoveries of case ``a`` at R = 8 are one file ``a/R8.npz`` with all samples, or a folder
-    ``a/R8/`` with one file per sample, ordered by name. Files are .npz (one array), .npy, .nii or
+    The samples of case ``a`` at R = 8 are in one file, ``a/R8.npz``, or in a folder ``a/R8/`` with
+    one file per sample, ordered by name. Files are .npz (one array), .npy, .nii or
     .nii.gz. Arrays are (sample, height, width), or (height, width) for one sample. NIfTI volumes
     are (x, y, sample) and are rotated like NIfTI image data. Complex values are replaced by their
     magnitude.
@@ -490,7 +489,7 @@ class RecoveryFolder:
             raise InputError(f"there is no folder {self.path}; check it", code="file.missing")
 
     def load(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
-        """Return the recoveries of a case in a round, (sample, height, width).
+        """Return the samples of a case at an acceleration, (sample, height, width).
 
         Extra samples are ignored; too few raise InputError, except for a single point estimate.
         """

@@ -169,7 +169,7 @@ def batch_size(
     device: str | None = None,
     batch: int | None = None,
 ) -> int:
-    """Return the number of cases per batch, which depends only on the run and the device."""
+    """Return the number of cases per batch, by default as many as fit in memory."""
     if batch is not None and batch < 1:
         raise InputError(f"batch must be at least 1, got {batch}", code="value.invalid")
     if not isinstance(recover, BatchRecover):

@@ -134,7 +134,7 @@ class Pipeline:
     Args:
         measure: :math:`h`, called with an image and an acceleration.
         recover: :math:`g`, called with a measurement, ``samples`` and ``seed``; or stored
-            recoveries, e.g. a :class:`taskuq.pipeline.RecoveryFolder`.
+            reconstructions, e.g. a :class:`taskuq.pipeline.RecoveryFolder`.
         task: :math:`f`, called with images. It may declare ``names`` and ``range`` of its outputs.
             Image quality (:class:`taskuq.task.ImageQuality`) compares the mean of the samples with
             each sample and with the true image.
@@ -206,22 +206,22 @@ class Pipeline:
             full_cost: Cost of a full measurement.
             round_names: Display names of the rounds.
             samples: Number of posterior samples per case and round.
-            seed: Integer or Generator for all samples; an integer if a run may resume.
+            seed: Integer or Generator for all samples; a run with a Generator cannot resume.
             store: Folder of the table; default: a temporary folder.
             case: Id of each image.
             group: Group of each image.
             site: Site of each image, e.g. a hospital.
             label: Class of each image.
             task_names: Names of the outputs, instead of those that the task declares.
-            task_range: Range of the outputs, instead of the one that the task declares: one for
-                all, one per output, or by name.
+            task_range: Range of the outputs, instead of the one that the task declares: one
+                range for all, one range per output, or a mapping from names.
             configuration: Configuration to store with the table; a resumed run must have the same
                 one.
             engine: Ray, SLURM or custom engine; default: this process.
             batch: Number of cases per batch if the recovery has a method ``batch``; default: as
                 many as fit in memory, halved if memory runs out.
-            threads: Number of torch threads per worker; default: that of this process, one for
-                workers of other engines, or that of the resumed table. Tables computed with equal
+            threads: Number of torch threads per worker; default: that of this process, or one
+                on other engines; a resumed run keeps its number. Tables computed with equal
                 threads and batches are bit-identical.
             keep_images: Cases whose images are stored for the report: their names, or a number of
                 cases spread over the targets, chosen before any recovery.

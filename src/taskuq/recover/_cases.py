@@ -34,13 +34,13 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Settings of [randomise.masks]: fully sampled centre, other lines in one of three patterns."""
+    """Settings of [randomise.masks]: a fully sampled centre and a random pattern elsewhere."""
 
-    #: Lowest and highest acceleration; the number of lines is log-uniform.
+    #: Lowest and highest acceleration; the number of lines is drawn log-uniformly.
     acceleration_range: tuple[Acceleration, Acceleration] = (2.0, 16.0)
     #: Range of the fraction of lines in the fully sampled centre.
     acs_fraction: tuple[Unit, Unit] = (0.2, 0.7)
-    patterns: tuple[str, ...] = PATTERNS  #: Patterns of the other lines; one is drawn at random.
+    patterns: tuple[str, ...] = PATTERNS  #: Possible patterns of the other lines of a mask.
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -145,7 +145,7 @@ class MaskedDataset:
 
 
 def random_round(seed: int | None, epoch: int, index: int, rounds: int) -> int:
-    """Return a random round for a case and epoch; without a seed, cycle through the rounds."""
+    """Return a random round for a case and epoch; without a seed, rounds alternate by case."""
     if seed is None:
         return index % rounds
     return int(np.random.default_rng([seed, epoch, index]).integers(rounds))
@@ -269,7 +269,7 @@ class ScanRandomisation:
             raise InputError(text, code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the batch with coil images, ``kspace``, mask and number of central lines."""
+        """Return the batch with randomised images, masks, k-space and counts of central lines."""
         images, mask = batch["image"], batch["mask"]
         if self.contrast:
             images = _random_contrast(images, self.contrast, generator)

@@ -93,7 +93,7 @@ def inference_varnet(
 
 @lru_cache
 def compile_region(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function once for all modules and shapes; run it uncompiled if that fails."""
+    """Compile a function once for all modules and shapes, or leave it uncompiled on failure."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(cache) / "taskuq" / "compiled"))
     if not has_triton():

@@ -84,7 +84,7 @@ class VarNetEstimate(NamedTuple):
         return to_channels(images * self._unit()[:, None])
 
     def error(self, truth: Tensor) -> Tensor:
-        """Return the error of the combined image, (case, 2, height, width)."""
+        """Return the scaled error of the combined image in channels (case, 2, height, width)."""
         error = _combine(self.maps, truth) - self.image
         return to_channels((error * self._unit())[:, None])
 
@@ -92,7 +92,7 @@ class VarNetEstimate(NamedTuple):
         return self.mask.to(self.scale.dtype).mean(1)
 
     def images(self, residuals: Tensor) -> Tensor:
-        """Return data-consistent magnitude images (case, sample, height, width)."""
+        """Return data-consistent magnitude images (case, sample, height, width) from residuals."""
         return rss(self.coil_images(torch.complex(*residuals.unbind(2))))
 
     def coil_images(self, errors: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class CrossFitConfig:
     """Settings of a point-estimate network and of its cross-fitting."""
 
     weights: Path | None = None  #: Trained network; by default, one is trained first.
-    folds: Natural = 0  #: Cross-fitting folds; 0 for weights trained on other patients.
+    folds: Natural = 0  #: Cross-fitting folds; use 0 for weights trained on other patients.
     network: Any = None  #: Size of the point-estimate networks, which are trained first.
     training: TrainingConfig = PAPER  #: Training of the point-estimate networks.
     init_from: Path | None = None  #: Initial weights of the point-estimate networks.
@@ -219,7 +219,7 @@ class CrossFitConfig:
     def train(
         self, cases: Sequence[Any], settings: Any, folder: Path, **options: Any
     ) -> tuple[CrossFitDataset, CrossFitDataset, list[Path]]:
-        """Train the networks; return training and validation cases, and the weights."""
+        """Train the networks; return training cases, validation cases and paths of the weights."""
         groups, seed = cases[0].source.groups, self.training.seed
         networks, validation = (np.zeros(len(part), dtype=np.int64) for part in cases)
         if self.folds:
@@ -257,11 +257,11 @@ class EstimateConfig(CrossFitConfig):
     network: VarNetConfig = field(default_factory=VarNetConfig)
     #: Folder of an earlier training run whose point-estimate networks are reused.
     reuse_from: Path | None = None
-    #: Data range of SSIM: maximum of the volume or of the slice.
+    #: Data range of SSIM: maximum of the "volume" or of the "slice".
     data_range: Literal["volume", "slice"] = "volume"
 
     def _reused(self, settings: VarNetTraining) -> list[Path]:
-        """Return the estimators of another training run; data and folds must be the same."""
+        """Return the paths of the weights to reuse; data, masks, seed and folds must agree."""
         if (folder := self.reuse_from) is None:
             return []
         path = folder / "config.toml"
@@ -291,7 +291,7 @@ def estimate_weights(folder: Path) -> Path:
 
 
 def load_estimator(weights: Path, named: Path | None, kind: type[N]) -> N:
-    """Load the point-estimate network of a sampler; default: the one used in its training."""
+    """Load the point-estimate network of a sampler from ``named`` or as in the model card."""
     card = read_toml(weights.with_suffix(".toml")).get("estimate") or {}
     if isinstance(card, dict):  # of a sampler, whose training holds it
         trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
@@ -330,7 +330,7 @@ class CrossFitDataset:
 
 
 def collate(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Make a batch; the indices of the out-of-fold networks stay on the CPU."""
+    """Collate cases into a batch, in which ``network`` remains a tuple of indices."""
     rest = [{key: value for key, value in case.items() if key != "network"} for case in cases]
     return {**default_collate(rest), "network": tuple(case["network"] for case in cases)}
 
@@ -342,7 +342,7 @@ def by_network(
     *,
     multiple: int = 1,
 ) -> list[Tensor]:
-    """Estimate the cases of each network in padded batches; keep the order of cases."""
+    """Run the network of each case in padded batches; return values in the order of cases."""
     of_case = np.array(networks)
     order, parts = [], []
     for index in np.unique(of_case):

@@ -32,7 +32,7 @@ class MeasurementLike(Protocol):
 
 
 class BatchRecovery(ABC):
-    """Base class of recoveries that treat one case as a batch of one."""
+    """Base class of recovery methods that treat a single case as a batch of one."""
 
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
         """Return the samples of one case, (sample, height, width)."""
@@ -56,7 +56,7 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
 
 
 def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale images to [1/2, 1) by powers of two; return images and scales."""
+    """Divide each image by a power of two, to a maximum in [1/2, 1); return images and divisors."""
     images = images.to(torch.complex64)
     largest = torch.view_as_real(images).abs().flatten(1).amax(1)
     # Factors stay normal numbers, whose reciprocals are numbers, too.
@@ -140,7 +140,7 @@ class FolderMethod:
 def open_recovery(
     weights: Path | str, *, device: torch.device | str = "cpu", **settings: Any
 ) -> Recover:
-    """Load a trained network as a recovery for :class:`taskuq.Pipeline`.
+    """Load a trained network as a recovery method for :class:`taskuq.Pipeline`.
 
     Args:
         weights: A .safetensors file, or the name of a bundled network.

@@ -311,7 +311,7 @@ class CTSamplerMethod:
 
     weights: Path | None = None  #: Trained CT sampler, a file or a bundled name.
     estimate: Path | None = None  #: Unrolled-network weights; default: those used in training.
-    precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" is bfloat16 on GPUs.
+    precision: Literal["auto", "float32"] = "auto"  #: "auto" uses bfloat16 on a GPU.
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("ct-sampler", self.weights)

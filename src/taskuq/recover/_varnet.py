@@ -125,7 +125,7 @@ class VarNetConfig:
 
 
 class NormUnet(nn.Module):
-    """U-Net for complex images, normalised for scale and offset."""
+    """U-Net for complex images, which are normalised to mean 0 and standard deviation 1."""
 
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class VarNetBlock(nn.Module):
         self.dc_weight = nn.Parameter(torch.ones(1))
 
     def forward(self, refined: Tensor, measured: Tensor, lines: Tensor, maps: Tensor) -> Tensor:
-        """Refine the row-wise spectra of coil images; ``lines`` is 1 where measured."""
+        """Update row-wise Fourier transforms of coil images; ``lines`` is 1 where measured."""
         combined = (torch.fft.ifft(refined) * maps.conj()).sum(1)
         correction: Tensor = torch.fft.fft(self.model(combined)[:, None] * maps)
         consistent = refined - self.dc_weight * lines * (refined - measured)
@@ -183,8 +183,8 @@ class VarNetBlock(nn.Module):
 class VarNet(nn.Module):
     r"""End-to-end variational network, which returns a point estimate of the magnitude image.
 
-    Every case of a batch may have its own mask. Sensitivities are estimated from central lines;
-    :func:`~taskuq.measure._fourier.central_lines` counts those of a mask. A fully sampled image is
+    Every case of a batch may have its own mask. Coil sensitivities are estimated from the central
+    lines, counted by :func:`~taskuq.measure._fourier.central_lines`. A fully sampled image is
     returned unchanged.
 
     References:

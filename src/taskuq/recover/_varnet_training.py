@@ -99,7 +99,7 @@ class VarNetTraining(RecoveryTraining):
 
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
-    #: Data range of SSIM: maximum of the volume or of the slice.
+    #: Data range of SSIM: maximum of the "volume" or of the "slice".
     data_range: Literal["volume", "slice"] = "volume"
     augment: CoilAugmentation | None = None  #: Augmentation of coil images.
     randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.

@@ -15,15 +15,15 @@ LONGEST = 60  # for menus and table heads
 
 @dataclass(frozen=True)
 class Terminology:
-    """Names by which reports call cases, groups, rounds and images.
+    """Names that reports use for cases, groups, rounds and images.
 
     Args:
-        case: Name of one image, e.g. 'slice', 'digit', 'scene'.
+        case: Name of an image, e.g. 'slice', 'digit', 'scene'.
         group: Name of a set of related cases, e.g. 'patient', 'writer', 'film'.
         estimate: Name of the preview of a measurement, e.g. 'zero-filled', 'blurred'.
-        round: Name of one round of measurement, e.g. 'round', 'exposure'.
-        measurement: Unit that early stopping saves, e.g. 'line of k-space', 'view', 'second'.
-        reference: Adjective for the reference image, e.g. 'fully measured', 'sharp'.
+        round: Name of a measurement round, e.g. 'round', 'exposure'.
+        measurement: Name of the unit saved by stopping early, e.g. 'line of k-space', 'view'.
+        reference: Name of the reference image, e.g. 'fully measured', 'sharp'.
 
     Example:
         >>> terminology = Terminology(case="digit", group="writer")

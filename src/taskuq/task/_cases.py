@@ -34,7 +34,7 @@ class AugmentConfig:
     rotation: NonNegative = 15.0  #: Maximum rotation in degrees.
     shift: Unit = 0.1  #: Maximum shift, as a fraction of the image.
     crop: Unit = 0.8  #: Smallest fraction of the area that a random crop keeps.
-    #: Strength of a random gamma correction: maximum exponent, minus 1.
+    #: Maximum exponent of a random gamma correction, minus 1.
     contrast: NonNegative = 0.0
     blur: NonNegative = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
     contrast_probability: Unit = 0.8  #: Probability of a random contrast change.
@@ -96,7 +96,7 @@ def _resample(
 
 
 def unit_scale(images: Tensor) -> Tensor:
-    """Scale each image to [0, 1], in at least float32."""
+    """Scale each image to [0, 1], in float32 or higher precision."""
     if images.dtype not in (torch.float32, torch.float64):
         images = images.float()
     low = images.amin((-2, -1), keepdim=True)

@@ -94,7 +94,7 @@ class Classifier(nn.Module):
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Range of the outputs, or None."""
+        """Smallest and largest possible output, or None for unbounded outputs."""
         return RANGES[self.config.output]
 
     @property
@@ -117,13 +117,13 @@ class Classifier(nn.Module):
         return values
 
     def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return raw outputs, outputs (image, task) and the last hidden features."""
+        """Return raw outputs and outputs, (image, task) each, and the last hidden features."""
         hidden = self.head[:-1](self.dropout(self.backbone(unit_scale(images))))
         raw = self.head[-1](hidden)
         return raw, self.outputs(raw), hidden
 
     def outputs(self, raw: Tensor) -> Tensor:
-        """Map raw outputs to probabilities or numbers in their unit."""
+        """Map raw outputs to probabilities or to quantities in their units."""
         raw = raw.float()
         if self.config.output == "probability":
             return raw.sigmoid()
@@ -132,7 +132,7 @@ class Classifier(nn.Module):
         return self.shift + self.spread * raw
 
     def standardised(self, targets: Tensor) -> Tensor:
-        """Map targets in their unit to the scale of raw outputs, (image, task)."""
+        """Map targets in their units to the scale of raw outputs, (image, task)."""
         if self.config.output == "probability":
             return targets
         if self.config.output == "positive":

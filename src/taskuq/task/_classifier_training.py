@@ -38,7 +38,7 @@ class AttackConfig:
 
     Args:
         radius: Largest :math:`\ell_2` norm of a perturbation; 0 for no attack.
-        reference_size: Rows and columns to which the radius refers.
+        reference_size: Rows and columns of the images for which ``radius`` is given.
         steps: Number of gradient steps.
         step_size: Length of one step relative to the radius; all steps together must reach the
             radius.

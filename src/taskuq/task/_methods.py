@@ -23,7 +23,7 @@ from taskuq.training._networks import MethodConfig, MethodRegistry
 
 @dataclass(frozen=True)
 class AirFraction:
-    """Air fraction of the body, in [0, 1]."""
+    """Task that returns the fraction of the body filled with air, in [0, 1]."""
 
     threshold: float = THRESHOLD  #: Intensity below which a pixel is air.
 
@@ -45,7 +45,7 @@ class Area:
     """Total area of the pixels with intensity above (or below) a threshold."""
 
     threshold: float  #: Intensity above (or below) which pixels are counted.
-    pixel_area: NonNegative = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
+    pixel_area: NonNegative = 1.0  #: Area of a pixel; 0 to return the fraction of the image.
     unit: str = "px"  #: Unit of the area, appended to the task's name.
     below: bool = False  #: Count pixels below the threshold instead of above it.
 

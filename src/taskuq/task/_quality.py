@@ -180,8 +180,8 @@ class ImageQuality(_FullReference):
 
     .. math:: \hat z^{(j)} = m(\hat x, \tilde x^{(j)}), \qquad z = m(\hat x, x)
 
-    :math:`\hat x`, the mean of the samples :math:`\tilde x^{(j)}`, is the image that is reported;
-    :math:`x` is the true one. The target depends on the round.
+    :math:`\hat x`, the mean of the samples :math:`\tilde x^{(j)}`, is the reported image;
+    :math:`x` is the true one. As :math:`\hat x` differs between rounds, so does the target.
 
     Args:
         function: :math:`m`, called with the reported image and another, (height, width) each.

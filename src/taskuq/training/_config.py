@@ -29,14 +29,15 @@ class TrainingConfig:
     #: First epoch included in an average of the weights over epochs; 0 for no average.
     average_from: Natural = 0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
-    #: Learning-rate factor: at each step of the schedule "step", or at the end of "cosine".
+    #: Factor of the learning rate at each step of "step", or at the end of "cosine".
     lr_decay: Positive = 0.1
     lr_decay_epochs: Count = 40  #: Epochs between steps of the schedule "step".
     clip_norm: NonNegative = 0.0  #: Maximum gradient norm; 0 for no limit.
     precision: Literal["32-true", "bf16-mixed"] = "32-true"  #: Training precision, as in Lightning.
     accumulate: Count = 1  #: Batches per optimiser step.
     workers: Natural = 0  #: Data-loading processes per training process.
-    #: Keep all cases on the device or load them one by one; "auto" keeps small data on a GPU.
+    #: "device" keeps all cases on the device, "loader" loads each batch; "auto" chooses "device"
+    #: for small data on a GPU, otherwise "loader".
     dataloader: Literal["auto", "device", "loader"] = "auto"
     seed: Seed = 0  #: Seed of all random numbers of the training.
     compile: bool = False  #: Compile the network with torch.compile.

@@ -121,10 +121,10 @@ class _TrainingSettings(Protocol):
     def training(self) -> TrainingConfig: ...
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
-        """Return training and validation cases, indexed by (epoch, index), and other results."""
+        """Return training and validation cases, indexed by (epoch, index), and further results."""
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        """Return the recipe for the cases of :meth:`prepare`."""
+        """Return the recipe for the results of :meth:`prepare`."""
 
 
 def train(
@@ -145,7 +145,7 @@ def train(
         machine: Accelerator, devices and nodes.
         fresh: If True, overwrite the training run in the folder instead of resuming it.
         data: Data to use instead of the configured data.
-        cases: Cases already prepared.
+        cases: Results of ``settings.prepare``, if it has run already.
         steps: Number of steps of a trial run; None trains for all epochs.
     """
     machine = machine or TrainerOptions()
@@ -355,7 +355,7 @@ def train_config(
     log: Callable[[str], None] = lambda line: None,
     on_record: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Path:
-    """Train and evaluate the network of a TOML file; return the path of its best weights."""
+    """Train and evaluate the network that a TOML file configures; return the weights file."""
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
     only = file_lock(Path(folder) / LOCK, what=str(folder)) if is_first_process() else nullcontext()

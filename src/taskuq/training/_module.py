@@ -178,7 +178,7 @@ SYNCHRONISED, CLOCKED = 20, 5
 
 
 class StepTimer(Checkpoint):
-    """Timer of training steps that runs after the checkpoint callbacks and includes them."""
+    """Timer of training steps, which runs after the checkpoint callbacks to include their time."""
 
     def __init__(
         self,

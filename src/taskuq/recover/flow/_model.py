@@ -36,7 +36,7 @@ class _ActNorm(nn.Module):
 
     @torch.no_grad()
     def start(self, x: Tensor) -> None:
-        """Set scale and bias to standardise the values of all processes."""
+        """Initialise scale and bias so that ``x`` is standardised over all processes."""
         moments = torch.stack([x.mean((0, 2, 3)), x.square().mean((0, 2, 3))]).double()
         if distributed.is_available() and distributed.is_initialized():
             # Every process holds a batch of the same size; its own moments would start it apart.
@@ -96,9 +96,9 @@ def _undo(norm: _ActNorm, rotation: _ChannelRotation, *parts: Tensor) -> Tensor:
 
 
 def _affine_in_parts(rows: Sequence[Tensor], matrix: Tensor, bias: Tensor) -> Tensor:
-    """Multiply matrices as sums of two bfloat16 parts, without the product of the smaller parts.
+    """Multiply matrices split into high and low bfloat16 parts; omit the product of low parts.
 
-    The error of 2e-5 is smaller than that of TF32, at the speed of bfloat16.
+    The relative error, 2e-5, is smaller than in TF32; the speed is that of bfloat16.
     """
     pairs = [_split(part) for part in rows]
     (upper, lower), (first, second) = _split(matrix), _split(bias[None])
@@ -165,14 +165,14 @@ class FlowConfig:
     """
 
     coils: Channels = 8  #: Number of (virtual) coils; the flow has two real channels per coil.
-    in_channels: Coils = 0  #: Condition channels; 0 means two per coil. A residual flow has 6.
+    in_channels: Coils = 0  #: Channels of the condition: 0 for two per coil, 6 for a residual flow.
     unet_width: Channels = 256  #: Channels at the first level of the conditioning U-Net.
     unet_pools: Depth = 4  #: Number of times the conditioning U-Net halves the image.
-    condition_channels: Channels = 64  #: Channels of the condition in each layer.
+    condition_channels: Channels = 64  #: Channels of the condition passed to each layer.
     #: Pass the inputs to the conditioning network directly as well as through the U-Net.
     condition_skip: bool = False
     layers: Depth = 2  #: Number of layers, each at half the resolution of the previous one.
-    #: Flow steps per layer; couplings alternate between 1×1 and 3×3 pixels.
+    #: Flow steps per layer; their coupling networks alternate between 1×1 and 3×3 kernels.
     steps_per_layer: Depth = 10
     #: Standard deviation of the training noise in the measured subspace; data consistency removes
     #: it from every sample.
@@ -189,7 +189,7 @@ class FlowConfig:
     #: is trained first (``[pretrain]``) and then frozen.
     mean_passes: Natural = 0
     normalise: bool = False  #: Divide each case by the 95 % quantile of its zero-filled magnitudes.
-    #: Limit in normalised units; samples with larger values are redrawn and counted.
+    #: Largest allowed value in normalised units; samples that exceed it are redrawn and counted.
     max_value: Positive = 10.0
     seed: Seed = 0  #: Seed of the rotations and of the initial weights.
 
@@ -201,7 +201,7 @@ class FlowConfig:
 
     @property
     def size_multiple(self) -> int:
-        """Divisor of height and width."""
+        """Number that must divide the height and the width of images."""
         return int(2**self.layers)
 
     @property
@@ -499,7 +499,7 @@ class ConditionalFlow(nn.Module):
             self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
     def condition(self, inputs: Tensor) -> list[Tensor]:
-        """Return one condition per layer and, if the mean is predicted, log residual scales."""
+        """Return the condition of each layer, then log residual scales if the mean is predicted."""
         self._check(inputs, self.config.condition_inputs)
         if self.size is not None:
             return [*self.conditioner(inputs), self.size(inputs)]

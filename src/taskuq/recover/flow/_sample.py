@@ -351,7 +351,7 @@ class _FlowGraph:
             self._encode()
 
     def decode(self, seeds: Sequence[int], temperature: float) -> tuple[Tensor, Tensor]:
-        """Return the images of a chunk, and True for invalid ones; the next call reuses both."""
+        """Return a chunk of images and a mask of invalid ones; the next call overwrites both."""
         gaussian_rows(self.latents, seeds)
         self.temperature.fill_(temperature)
         if not self.steps:
@@ -409,7 +409,7 @@ def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
 
 
 class ResidualFlowSampler(BatchRecovery):
-    """Sampler of residuals around a point estimate with a flow and data consistency."""
+    """Posterior sampler that adds residuals drawn by a flow to a data-consistent estimate."""
 
     def __init__(
         self,

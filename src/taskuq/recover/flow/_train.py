@@ -225,7 +225,7 @@ class FlowMethod:
     """Settings of [recover] for a flow."""
 
     weights: Path | None = None  #: Trained flow, a file or a bundled name.
-    #: VarNet weights of a residual flow; default: those used in training.
+    #: Weights of the VarNet whose residuals the flow samples; default: those used in training.
     estimate: Path | None = None
     #: Standard deviation of the latents; default: the value stored with the weights, or 1.
     temperature: NonNegative | None = None
@@ -252,7 +252,7 @@ class _FlowTraining(RecoveryTraining):
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER
-    #: VarNet weights, to train a residual flow; default: train a flow of whole images.
+    #: VarNet weights; if set, a flow of its residuals is trained, otherwise of whole images.
     estimate: Path | None = None
     #: Temperature of a residual flow, as pairs (acceleration, temperature).
     temperatures: tuple[tuple[float, float], ...] = ()

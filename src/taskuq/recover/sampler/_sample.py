@@ -137,7 +137,7 @@ class SamplerRecovery(BatchRecovery):
         net: Sampler, on the device to use.
         estimator: Function of measurements that returns estimates, on the same device.
         dtype: Precision of the sampler; default: bfloat16 on a GPU, float32 elsewhere.
-        noise_scale: Factor of the noise at each acceleration; default: 1.
+        noise_scale: Factor by which the noise is multiplied at each acceleration; default: 1.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class SamplerRecovery(BatchRecovery):
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
-        """Return one sample per seed; the last tensor holds the seeds, the same number per case."""
+        """Draw one sample per seed; the last tensor holds the seeds, equally many for each case."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         condition, images = self._encode(batch), []
@@ -209,7 +209,7 @@ class SamplerRecovery(BatchRecovery):
         return torch.cat(images)
 
     def _replay(self, measurements: Sequence[Any], samples: int, seeds: Sequence[int]) -> Tensor:
-        """Sample groups of cases, and the remaining cases one by one, with two CUDA graphs."""
+        """Sample groups of cases with one CUDA graph, the remaining cases singly with another."""
         tensors = cast(TensorEstimator, self.estimator).tensors(measurements)
         shape, device = tensors[0].shape[1:], tensors[0].device
         chunk = min(samples, max(1, CHUNK_PIXELS["cuda"] // math.prod(shape[-2:])))

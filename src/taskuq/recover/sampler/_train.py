@@ -228,7 +228,7 @@ class SamplerLoss:
 
 @torch.no_grad()
 def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Update running means per acceleration; return the previous means for each case."""
+    """Update running mean scores by acceleration; return the old means of each case."""
     counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
     sums = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
@@ -243,7 +243,7 @@ def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tenso
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the geometric mean of scores over accelerations, and PSNR and spread at each."""
+    """Return the geometric mean loss over accelerations, and PSNR and spread at each one."""
     summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
@@ -357,7 +357,7 @@ class SamplerMethod:
 
 
 class SamplerTrainingMixin:
-    """Validation and recipe shared by sampler training runs."""
+    """Settings, checks and recipe shared by all sampler training runs."""
 
     network: SamplerConfig
     training: TrainingConfig
