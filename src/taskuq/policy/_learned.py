@@ -166,6 +166,9 @@ class SelfTunedRules:
             score=np.stack([np.max([one.score for one in row], axis=0) for row in rounds]),
             rounds=tuple(tuple(one.examined for one in row) for row in rounds),
             surely=np.stack([np.min([one.surely for one in row], axis=0) for row in rounds]),
+            least=np.stack([np.max([one.least for one in row], axis=0) for row in rounds])
+            if rounds[0][0].examined.is_risk
+            else None,
         )
 
     def learn_outside(
@@ -220,6 +223,7 @@ class _Bracket(NamedTuple):
     largest: FloatArray
     surely: FloatArray
     score: FloatArray
+    least: FloatArray
     examined: RoundStatistics
 
 
@@ -255,11 +259,15 @@ def _bracket(
             extreme = replace(together, low=center, high=center, scale=scale)
             tops = rule.examine_family(extreme, len(center)).largest.reshape(-1, n)
     largest, surely = np.max(tops, axis=0), np.min(tops, axis=0)
+    lower, upper = (end.reshape(corner, n) for end in (seen.window.lower, seen.window.upper))
+    beyond = (targets < lower.min(axis=0)) | (targets > upper.max(axis=0))
     return _Bracket(
         lowest=lowest.max(axis=0),
         # Not a number where a centre or a scale has no bound.
         largest=np.where(np.isnan(largest), np.inf, largest),
         surely=np.where(np.isnan(surely), -np.inf, surely),
         score=np.where(np.isnan(score), np.inf, score),
+        # A window misses a target at every threshold or at none.
+        least=np.where(beyond, np.inf, -np.inf),
         examined=seen,
     )

@@ -309,6 +309,8 @@ class StoppingStatistics:
     score: FloatArray
     rounds: tuple[tuple[RoundStatistics, ...], ...]
     surely: FloatArray | None = None
+    # Lower bound of the score, where known.
+    least: FloatArray | None = None
 
     @property
     def cases(self) -> int:
@@ -321,9 +323,9 @@ class StoppingStatistics:
 
     def select(self, cases: BoolArray) -> StoppingStatistics:
         """Return the statistics of some cases; reports still refer to all cases."""
-        surely = None if self.surely is None else self.surely[:, cases]
+        surely, least = (None if a is None else a[:, cases] for a in (self.surely, self.least))
         lowest, largest, score = (a[:, cases] for a in (self.lowest, self.largest, self.score))
-        return StoppingStatistics(lowest, largest, score, self.rounds, surely)
+        return StoppingStatistics(lowest, largest, score, self.rounds, surely, least)
 
     def stops(
         self,
@@ -388,11 +390,13 @@ def combine_tasks(
         np.max([e.score(targets[k, :, t]) for t, e in enumerate(tasks)], axis=0)
         for k, tasks in enumerate(rounds)
     ]
+    score = np.stack(scores)
     return StoppingStatistics(
         lowest=np.stack([np.max([e.lowest for e in tasks], axis=0) for tasks in rounds]),
         largest=np.stack([np.min([e.largest for e in tasks], axis=0) for tasks in rounds]),
-        score=np.stack(scores),
+        score=score,
         rounds=tuple(map(tuple, rounds)),
+        least=score,
     )
 
 
