@@ -166,9 +166,7 @@ class SelfTunedRules:
             score=np.stack([np.max([one.score for one in row], axis=0) for row in rounds]),
             rounds=tuple(tuple(one.examined for one in row) for row in rounds),
             surely=np.stack([np.min([one.surely for one in row], axis=0) for row in rounds]),
-            least=np.stack([np.max([one.least for one in row], axis=0) for row in rounds])
-            if rounds[0][0].examined.is_risk
-            else None,
+            least=np.stack([np.max([one.least for one in row], axis=0) for row in rounds]),
         )
 
     def learn_outside(
@@ -231,11 +229,8 @@ def _bracket(
     rule: StoppingRule, summary: Any, targets: FloatArray, corners: Sequence[Score]
 ) -> _Bracket:
     """Return bounds on the statistics over all scores between the corners of their range."""
-    families, n, corner = (
-        [_family(corner, summary) for corner in corners],
-        len(targets),
-        len(corners),
-    )
+    n, corner = len(targets), len(corners)
+    families = [_family(one, summary) for one in corners]
     with np.errstate(invalid="ignore"):
         # All corners at once: a call costs more than what it computes for a case.
         low, high, scale = (

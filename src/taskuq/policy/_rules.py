@@ -309,7 +309,7 @@ class StoppingStatistics:
     score: FloatArray
     rounds: tuple[tuple[RoundStatistics, ...], ...]
     surely: FloatArray | None = None
-    # Lower bound of the score, where known.
+    # Lower bound of the score.
     least: FloatArray | None = None
 
     @property
@@ -390,13 +390,11 @@ def combine_tasks(
         np.max([e.score(targets[k, :, t]) for t, e in enumerate(tasks)], axis=0)
         for k, tasks in enumerate(rounds)
     ]
-    score = np.stack(scores)
     return StoppingStatistics(
         lowest=np.stack([np.max([e.lowest for e in tasks], axis=0) for tasks in rounds]),
         largest=np.stack([np.min([e.largest for e in tasks], axis=0) for tasks in rounds]),
-        score=score,
+        score=np.stack(scores),
         rounds=tuple(map(tuple, rounds)),
-        least=score,
     )
 
 

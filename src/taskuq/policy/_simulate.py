@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from taskuq.conformal._units import (
     unit_index,
 )
 from taskuq.conformal.scores import score_name
-from taskuq.errors import InputError, import_extra
+from taskuq.errors import GuaranteeWarning, InputError, import_extra
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import Goal, Goals, make_goals
 from taskuq.policy._kinds import Given, PolicyName, PolicySpec, parse_policy
@@ -403,7 +404,8 @@ def simulate(
 
     With groups as the unit, this mean is for a random case of a new group. Standard errors come
     from a jackknife: up to 300 times, three tenths of the groups (or cases) are left out, and the
-    policy is calibrated and evaluated on the rest. The Monte Carlo error of the splits is added.
+    policy is calibrated and evaluated on the rest. The Monte Carlo error of the splits is added. If
+    units are too few for one of several policies, it is skipped with a warning.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.
@@ -457,7 +459,7 @@ def simulate(
     of = policy_unit(table, unit, cases)
     setup = Setup(table, of, delta, policy_condition(table, of, label, strata))
     setup = setup.read_as(condition_on, delta_scope)
-    return _simulate(setup, specs, splits, seed, tuning_repeats)
+    return _simulate(setup, specs, splits, seed, tuning_repeats, skips=True)
 
 
 def simulate_plans(
@@ -482,6 +484,7 @@ def _simulate(
     seed: int | np.random.Generator,
     tuning_repeats: int,
     errors: bool = True,
+    skips: bool = False,
 ) -> list[Simulation]:
     index, everyone = setup.index, np.ones(setup.table.cases, bool)
     sizes = fold_sizes(int(index.max()) + 1)
@@ -490,7 +493,12 @@ def _simulate(
     for spec in specs:
         guarantee = setup.guarantee(spec, index, everyone)
         job = _SimulationJob(setup, spec, guarantee, index, *sizes, splits, split_seed, errors)
-        results.append(job.run(tuning_repeats, rng))
+        try:
+            results.append(job.run(tuning_repeats, rng))
+        except InputError as error:
+            if error.code != "units.few" or not skips or (spec is specs[-1] and not results):
+                raise
+            warnings.warn(f"{spec.name} is skipped: {error}", GuaranteeWarning, stacklevel=3)
     return results
 
 

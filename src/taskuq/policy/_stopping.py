@@ -93,22 +93,20 @@ class Calibrator:
         """Return the threshold that guarantees reports at the stop, with a leading axis."""
         if self.unit.stops_together:
             return self._group_threshold(statistics)
-        Lambda = stopping_score(
-            statistics.lowest, statistics.largest, statistics.score, statistics.surely
-        )
-        found = self.quantiles(Lambda[None])
-        if self._allows_majority and statistics.least is not None:
-            sure = statistics.largest if statistics.surely is None else statistics.surely
-            least = stopping_score(statistics.lowest, sure, statistics.least, statistics.largest)
-            found = np.array([majority_quantile(Lambda, least, self.index, self.guarantee.alpha)])
+        lowest, largest, score = statistics.lowest, statistics.largest, statistics.score
+        sure = largest if statistics.surely is None else statistics.surely
+        least = score if statistics.least is None else statistics.least
+        Lambda = stopping_score(lowest, largest, score, sure)
+        # Of intervals fitted to the calibration units, no lower bound of the score is computed.
+        is_known = statistics.surely is None or statistics.rounds[0][0].is_risk
+        is_random = self.unit.name == "group" and self.unit.fraction is None
+        if is_known and is_random and self.inside is None and self.guarantee.delta is None:
+            fewest = stopping_score(lowest, sure, least, largest)
+            found = majority_quantile(Lambda, fewest, self.index, self.guarantee.alpha)
+        else:
+            found = self.quantiles(Lambda[None])[0]
         # A larger threshold keeps the guarantee, and below every opening no case could stop.
-        return np.asarray(np.maximum(found, statistics.lowest.min()))
-
-    @property
-    def _allows_majority(self) -> bool:
-        """True if a random case of a new group is covered, on average over calibration sets."""
-        is_random = self.unit.is_group and self.unit.fraction is None and self.sites is None
-        return is_random and self.inside is None and self.guarantee.delta is None
+        return np.array([max(found, lowest.min())])
 
     def _group_threshold(self, statistics: StoppingStatistics) -> FloatArray:
         score, index, allowance = statistics.score, self.index, statistics.allowance(self.index)
