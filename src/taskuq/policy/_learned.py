@@ -180,10 +180,7 @@ class SelfTunedRules:
 
 
 def self_tuned_rules(
-    spec: PolicySpec,
-    table: TaskOutputs,
-    delta: float | None,
-    classes: np.ndarray | None = None,
+    spec: PolicySpec, table: TaskOutputs, delta: float | None, classes: np.ndarray | None = None
 ) -> SelfTunedRules | None:
     """Return rules fitted to the calibration units themselves, if the policy supports this."""
     policy = spec.policy

@@ -39,12 +39,7 @@ from taskuq.policy._learned import (
     round_arrays,
     self_tuned_rules,
 )
-from taskuq.policy._plan import (
-    Setup,
-    policy_condition,
-    policy_unit,
-    require_targets,
-)
+from taskuq.policy._plan import Setup, policy_condition, policy_unit, require_targets
 from taskuq.policy._rules import StoppingStatistics, joint_report
 from taskuq.policy._stopping import Calibrator, TuningCases, costs
 from taskuq.table._table import (
