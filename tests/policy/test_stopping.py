@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 import taskuq as tq
 from raising import refused
 from taskuq.conformal._guarantee import Guarantee
-from taskuq.conformal._units import (
-    CaseUnit,
-    RandomCaseUnit,
-)
+from taskuq.conformal._units import CaseUnit, RandomCaseUnit
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
 from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.policy import _stopping as stopping
