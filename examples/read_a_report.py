@@ -17,8 +17,8 @@ tq.make_report(table, "report", alpha=0.1, max_width=0.2, splits=50, terminology
 #
 # - **measurements needed**: the average cost of a scan, as a fraction of a full scan, and R̄, the harmonic mean of the
 #   accelerations. Compare R̄ with that of the baseline, the paper's rule;
-# - **reports that contained the truth**: the coverage, measured on random splits of the table;
-# - **mean width of early reports**: the width of the intervals of scans that stop early; the limit τ is 0.2.
+# - **reported intervals that contained the truth**: the coverage, measured on random splits of the table;
+# - **mean interval width of scans that stopped early**; the limit τ is 0.2.
 #
 # The number after ± is one standard error; it includes the variation between patients and between calibration sets.
 # **The truth** is the task network's output on the fully sampled image, not the patient's diagnosis. **A scan** is shown

@@ -1,4 +1,4 @@
-"""Guaranteed prediction intervals for the output of a task network on the true image."""
+"""Prediction intervals with guaranteed coverage for tasks on reconstructed images."""
 
 from __future__ import annotations
 

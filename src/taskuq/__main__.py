@@ -1,4 +1,4 @@
-"""Entry point of python -m taskuq."""
+"""Entry point of ``python -m taskuq``."""
 
 from __future__ import annotations
 

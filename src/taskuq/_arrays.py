@@ -1,4 +1,4 @@
-"""Validation of arrays and task ranges."""
+"""Validation of arrays, ids and task ranges."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ MANY = 10
 
 
 def is_tensor(values: Any) -> bool:
-    """Return True for a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
 def no_grad() -> AbstractContextManager[None]:
-    """Return torch.no_grad() if torch is loaded, else a null context."""
+    """Return ``torch.no_grad()`` if torch is already imported, else a null context."""
     torch = sys.modules.get("torch")
     return nullcontext() if torch is None else torch.no_grad()
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Convert an array, a list or a torch tensor on any device to NumPy."""
     if values is None:
         raise InputError(f"{name} is None; pass an array", code="dtype.invalid")
     if isinstance(values, np.ma.MaskedArray):
@@ -59,7 +57,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
-    """Validate real, finite values; keep float32, else convert to float64."""
+    """Return validated real, finite values; float32 stays, all else becomes float64."""
     array = as_array(values, name)
     if array.dtype.kind not in "fiub":
         advice = "; pass the magnitude, or real and imaginary part as two tasks"
@@ -83,7 +81,7 @@ def _library(values: Any) -> str:
 
 
 def case_ids(values: Any) -> np.ndarray | None:
-    """Return the ids of labelled cases, or None.
+    """Return the ids that label the cases of a data structure; None if it has none.
 
     The ids are the column ``case`` of a pandas or polars data frame, else the index of a pandas
     object, the coordinate ``case`` of an xarray array, or the ids of a table.
@@ -101,7 +99,7 @@ def case_ids(values: Any) -> np.ndarray | None:
 
 
 def _unlabelled(values: Any, name: str) -> Any:
-    """Return the numbers of a labelled array, with its axes in the order of :data:`AXES`."""
+    """Return a labelled array as numbers, with its axes in the order of :data:`AXES`."""
     library = _library(values)
     if library == "xarray" and hasattr(values, "transpose"):
         unknown = [dim for dim in values.dims if dim not in AXES]
@@ -118,13 +116,13 @@ def _unlabelled(values: Any, name: str) -> Any:
 
 
 def align_cases(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return named arrays with labelled cases in the order of the first labelled one.
+    """Return named arrays with their cases in one order, that of the first labelled array.
 
-    pandas and polars data, and xarray arrays, are matched by the labels of their cases (see
-    :func:`case_ids`); arrays without labels are matched by position.
+    Data of pandas, polars and xarray are matched by the ids of their cases (see
+    :func:`case_ids`); arrays without ids are matched by position.
 
     Raises:
-        InputError: If labels differ, or occur twice in different orders.
+        InputError: If ids differ, or repeated ids have different orders.
     """
     plain = {np.ndarray, list, tuple, NoneType}
     if set(map(type, arrays.values())) <= plain:
@@ -147,7 +145,7 @@ def align_cases(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def case_digests(outputs: FloatArray) -> NDArray[np.uint32]:
-    """Return a 32-bit digest of the outputs of each case, (case, ...)."""
+    """Return a 32-bit digest of the outputs (case, ...) of each case."""
     rows = np.ascontiguousarray(outputs, dtype=float).reshape(len(outputs), -1) + 0.0
     odd = np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 2 * rows.shape[1], 2, dtype=np.uint64)
     mixed = (rows.view(np.uint64) * odd).sum(axis=1, dtype=np.uint64)
@@ -156,12 +154,11 @@ def case_digests(outputs: FloatArray) -> NDArray[np.uint32]:
 
 
 def encode_cases(outputs: FloatArray) -> str:
-    """Return the digests of calibration cases as text, to be stored with a bound or a policy."""
     return base64.b64encode(np.sort(case_digests(outputs)).tobytes()).decode()
 
 
 def warn_of_calibration_cases(stored: Any, outputs: FloatArray) -> None:
-    """Warn if outputs (case, ...) include those of stored calibration cases."""
+    """Warn if any of the outputs (case, ...) belongs to a stored calibration case."""
     try:
         known = np.frombuffer(base64.b64decode(stored or ""), dtype=np.uint32)
     except (ValueError, TypeError):
@@ -179,7 +176,7 @@ def warn_of_calibration_cases(stored: Any, outputs: FloatArray) -> None:
 
 
 def require_finite(array: FloatArray, name: str) -> None:
-    """Raise InputError for NaN, infinite or too large values."""
+    """Raise InputError for values that are NaN, infinite or too large."""
     if array.size == 0:
         return
     if array.flags.c_contiguous:
@@ -202,7 +199,6 @@ def require_finite(array: FloatArray, name: str) -> None:
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
-    """Validate one integer or string per case."""
     if isinstance(values, np.ma.MaskedArray):
         raise InputError(f"{name} is a masked array; remove the masked cases", code="dtype.invalid")
     try:
@@ -231,7 +227,7 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
 
 
 def as_task_range(value: Any) -> tuple[float, float] | None:
-    """Validate a task range (low, high) or None; either end may be infinite."""
+    """Return a validated task range (low, high) or None; ends may be infinite."""
     if value is None:
         return None
     try:
@@ -247,7 +243,6 @@ def as_task_range(value: Any) -> tuple[float, float] | None:
 def as_outputs_and_targets(
     outputs: Any, targets: Any, range_: TaskRange
 ) -> tuple[FloatArray, FloatArray]:
-    """Validate outputs and targets of one round."""
     x = as_real_array(outputs, "outputs", ndim=(1, 2, 3))
     x = x[:, None] if x.ndim == 1 else x
     z = as_real_array(targets, "targets", ndim=(1,)).astype(float)
@@ -263,14 +258,13 @@ def as_outputs_and_targets(
 
 
 def require_methods(part: Any, name: str, kinds: Any, lacks: str = "cannot be called") -> None:
-    """Raise InputError if a component lacks a required method."""
+    """Raise InputError if an object lacks a method of the given protocols."""
     if not isinstance(part, kinds):
         message = f"{name} is a {type(part).__name__}, which {lacks}"
         raise InputError(message, code="component.invalid")
 
 
 def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
-    """Raise InputError for values outside the task range."""
     if range_ is None or values.size == 0:
         return
     # In the precision of the values, so that float32(0.1) is within [0, 0.1].
@@ -288,7 +282,7 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
 
 
 def require_nested_lines(values: Any, lines: BoolArray, round: int) -> BoolArray:
-    """Raise InputError if the chosen lines omit lines already measured."""
+    """Return a mask of lines; raise InputError if it omits lines already measured."""
     chosen = np.asarray(values)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
@@ -305,7 +299,7 @@ T = TypeVar("T")
 def per_task(
     value: Any, names: Sequence[str], what: str, read: Callable[[Any], T]
 ) -> tuple[T, ...]:
-    """Broadcast one value, a list or a mapping to all tasks."""
+    """Return one value per task from a single value, a list or a dictionary by task."""
     if isinstance(value, Mapping):
         unknown = [name for name in value if name not in names]
         if unknown:
@@ -323,7 +317,6 @@ def per_task(
 
 
 def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:
-    """Return one range per task from a common range, a list or a mapping."""
     ends = str | int | float | np.number  # files store ends as strings
     is_list = isinstance(value, Sequence | np.ndarray) and len(value) > 0
     if is_list and all(isinstance(end, ends) for end in value):
@@ -334,7 +327,7 @@ def as_ranges(value: Any, names: Sequence[str]) -> tuple[TaskRange, ...]:
 def require_in_ranges(
     values: Any, ranges: Sequence[TaskRange], what: str, names: Sequence[str] = ()
 ) -> None:
-    """Raise InputError for values (..., task) outside their ranges."""
+    """Raise InputError for values (..., task) outside the range of their task."""
     if set(ranges) == {None}:
         return
     x: FloatArray = as_array(values, what)
@@ -347,13 +340,12 @@ def require_in_ranges(
 
 
 def ranges_to_json(ranges: Sequence[TaskRange]) -> dict[str, Any]:
-    """Return the ranges as JSON fields: one common range, or one per task if they differ."""
+    """Return ranges as JSON fields: a single range if all tasks share it, else one per task."""
     if len(set(ranges)) == 1:
         return {"task_range": range_to_json(ranges[0])}
     return {"task_range": None, "task_ranges": [range_to_json(one) for one in ranges]}
 
 
 def ranges_from_json(record: Mapping[str, Any], names: Sequence[str]) -> tuple[TaskRange, ...]:
-    """Read the fields of :func:`ranges_to_json`."""
     each = record.get("task_ranges")
     return as_ranges(record["task_range"] if each is None else each, names)

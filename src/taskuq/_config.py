@@ -1,4 +1,4 @@
-"""Conversion of dataclasses from and to TOML and JSON."""
+"""Dataclasses from and to TOML and JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Within:
-    """Range of a setting in the notation of intervals, such as ``"(0, 1]"``."""
+    """Allowed range of a setting, in interval notation such as ``"(0, 1]"``."""
 
     text: str
 
@@ -57,12 +57,11 @@ Acceleration = Annotated[float, Within("[1, 1e6]")]
 
 @cache
 def range_of(hint: Any) -> Within | None:
-    """Return the range that a type is annotated with, if any."""
+    """Return the :class:`Within` in a type annotation; None if there is none."""
     return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Within)), None)
 
 
 def check_ranges(config: Any) -> None:
-    """Raise InputError if a field of a configuration dataclass is out of its range."""
     for name, hint in _hints(cast(Any, type(config))).items():
         if isinstance(value := getattr(config, name), int | float | tuple):
             _convert(list(value) if isinstance(value, tuple) else value, hint, name, None)
@@ -86,7 +85,7 @@ def from_toml_table(
     over: T | None = None,
     what: str = "this table",
 ) -> T:
-    """Build a dataclass from a TOML table; missing keys are taken from ``over`` or the defaults.
+    """Build a dataclass from a TOML table; missing keys keep the values of ``over`` or defaults.
 
     Example:
         >>> from dataclasses import dataclass
@@ -120,7 +119,7 @@ def from_toml_table(
 def from_registry(
     kinds: Registry[type[T]], table: Mapping[str, Any], where: str, *, over: T | None = None
 ) -> T:
-    """Build the dataclass registered under the value of the key `kind`."""
+    """Build the dataclass that is registered under the value of the key ``kind``."""
     kind = table.get("kind")
     if kind is None and over is not None:
         kind = kinds.name_of(type(over))
@@ -137,12 +136,10 @@ def from_registry(
 
 
 def read_config(layout: Any, config: Path | str) -> Any:
-    """Read a TOML file; missing keys take their defaults."""
     return from_toml_table(layout, read_toml(config), over=layout())
 
 
 def to_toml_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
-    """Convert a dataclass to a TOML table."""
     table: dict[str, Any] = {}
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
@@ -172,7 +169,7 @@ def toml_text(table: Mapping[str, Any]) -> str:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables into dotted names."""
+    """Return the entries of nested tables under dotted names."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         is_table = isinstance(value, Mapping)
@@ -188,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _fields(cls: Any) -> tuple[list[str], frozenset[str]]:
-    """Return the names of all fields, and the names of the required ones."""
+    """Return the names of all fields, and the names of those without default."""
     required = [f.name for f in fields(cls) if f.default is MISSING is f.default_factory]
     return [f.name for f in fields(cls)], frozenset(required)
 
@@ -203,14 +200,13 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 @cache
 def _kinds(hint: Any) -> Registry[Any] | None:
-    """Return the registry in a field's annotation, if any."""
+    """Return the registry in the annotation of a field; None if there is none."""
     if get_origin(hint) in (Union, UnionType):
         return next(filter(None, map(_kinds, get_args(hint))), None)
     return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Registry)), None)
 
 
 def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
-    """Convert one value to its annotated type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:

@@ -1,4 +1,4 @@
-"""Short tables and small pictures of results, for terminals and notebooks."""
+"""Results as short tables for terminals and small pictures for notebooks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ _COLOURS = ("#0072b2", "#c4550a", "#00855f", "#b04f86")
 
 
 class Summary(NamedTuple):
-    """Contents of a short table."""
-
     title: str
     rows: Sequence[Sequence[str]]
     note: str = ""
@@ -24,7 +22,7 @@ class Summary(NamedTuple):
 
 
 class Displayed:
-    """Result that prints as a table, with a picture in notebooks."""
+    """Base class of results that print as a table and show a picture in notebooks."""
 
     __slots__ = ()
 
@@ -75,7 +73,7 @@ def svg(
     reference: float | None = None,
     marked: int | None = None,
 ) -> str:
-    """Return a small plot of lines, or of bars with a marked value in each."""
+    """Return a small SVG plot of points and lines, or of bars with a marked value in each."""
     ends, paths = [*bars][:MOST_BARS], [list(map(float, one)) for one in lines]
     values = [float(v) for of in (*ends, points, *paths) for v in of]
     finite = [v for v in [*values, *([] if reference is None else [reference])] if math.isfinite(v)]

@@ -1,4 +1,4 @@
-"""Durable files, JSON records, fingerprints and locks."""
+"""Durable writing of files, JSON records, fingerprints and file locks."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 
 class ExistingFileError(Exception):
-    """Error for a file that must be new but exists."""
+    """Error for a file that should be new but already exists."""
 
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert an OSError into a MachineError that names the file."""
+    """Convert an OSError in the block into a MachineError that names the file."""
     try:
         yield
     except MachineError:
@@ -67,7 +67,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
-    """Convert any exception during reading into an error that names the file."""
+    """Convert any exception in the block into an error that names the file."""
     tail = f"; {advice}" if advice else ""
     try:
         require_file(path)
@@ -86,7 +86,7 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
 
 
 def require_file(path: str | os.PathLike[str]) -> None:
-    """Raise InputError for a device or a pipe, which may never end."""
+    """Raise InputError for a device or a pipe, because reading it may never end."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -97,7 +97,7 @@ def require_file(path: str | os.PathLike[str]) -> None:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read text of limited size from a file, a device or a pipe."""
+    """Return the text of a file, device or pipe; raise InputError if it is too long."""
     try:
         with open(path, "rb") as file:
             data = file.read(LARGEST_TEXT + 1)
@@ -111,7 +111,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
-    """Raise InputError for a decompression bomb."""
+    """Raise InputError if the claimed uncompressed size is implausible for the file."""
     size = Path(path).stat().st_size
     if claimed > max(ROOM, MOST_PACKED * size):
         message = f"{path} would unpack to {claimed / 1e9:.4g} GB; store it uncompressed"
@@ -119,7 +119,6 @@ def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Flush a file or directory to disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -132,7 +131,6 @@ def fsync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, and flush them to disk."""
     if folder.is_dir():
         return
     with writing(folder):
@@ -143,7 +141,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _create_file(partial: Path, target: Path) -> None:
-    """Hard-link a finished temporary file to a new name, or copy it if links are not supported."""
+    """Give a finished temporary file a new name by a hard link, or by a copy if links fail."""
     try:
         try:
             os.link(partial, target)
@@ -159,7 +157,6 @@ def _create_file(partial: Path, target: Path) -> None:
 
 
 def is_regular_file(path: Path) -> bool:
-    """Return True for a regular file that is not a link."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -168,7 +165,6 @@ def is_regular_file(path: Path) -> bool:
 
 @contextmanager
 def sigterm_as_exit() -> Iterator[None]:
-    """Convert SIGTERM into SystemExit."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -192,7 +188,7 @@ WHOLE, BLOCKS, BLOCK = 2**25, 64, 2**16
 
 
 def fingerprint(record: Any) -> str:
-    """Return the SHA-256 of JSON values, independent of key order."""
+    """Return the SHA-256 of JSON values; it does not depend on the order of keys."""
     # Back and forth: JSON turns numeric keys into strings.
     plain = json.loads(json.dumps(record))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
@@ -212,7 +208,7 @@ def verify_checksum(
     *,
     always: bool = True,
 ) -> None:
-    """Raise InputError if a record was modified after it was written."""
+    """Raise InputError if a record fails its checksum or, with ``always``, has none."""
     if SEAL in record:
         rest = dict(record)
         if rest.pop(SEAL) != fingerprint(rest):
@@ -225,7 +221,7 @@ def verify_checksum(
 
 
 def content_fingerprint(path: Path) -> str:
-    """Return the fingerprint of a file, or of the names and contents of a folder's files."""
+    """Return a fingerprint of a file, or of the names and contents of a folder's files."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         return fingerprint([(str(p.relative_to(path)), content_fingerprint(p)) for p in files])
@@ -250,10 +246,10 @@ _swept: set[Path] = set()
 def atomic_write(
     path: str | os.PathLike[str], *, exclusive: bool = False, private: bool = False
 ) -> Iterator[Path]:
-    """Yield a temporary path that durably replaces the file on success.
+    """Yield a temporary path; after success, its file durably replaces the one at ``path``.
 
-    Links are followed; devices and pipes are written to directly. A private file is readable only
-    by its owner; other permissions follow the umask.
+    Links are followed, and devices and pipes are written directly. With ``private``, only the
+    owner can read the file; otherwise permissions follow the umask.
     """
     target = Path(path)
     with writing(target), ExitStack() as scratch:
@@ -308,7 +304,6 @@ def _copy_into(source: Path, target: Path) -> None:
 
 @cache
 def _machine() -> str:
-    """Return a digest of this machine's name and process-id namespace."""
     name = platform.node()
     with suppress(OSError):
         name += os.readlink("/proc/self/ns/pid")
@@ -316,7 +311,7 @@ def _machine() -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed processes of this machine."""
+    """Remove temporary files left by killed processes of this machine."""
     if folder in _swept:
         return
     _swept.add(folder)
@@ -334,7 +329,6 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def image_format(path: str | os.PathLike[str]) -> str:
-    """Return the image format of a file name."""
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
         raise InputError(
@@ -344,7 +338,7 @@ def image_format(path: str | os.PathLike[str]) -> str:
 
 
 def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
-    """Join a name to a folder; raise InputError if it escapes."""
+    """Return a path inside a folder; raise InputError if the name leads out of it."""
     try:
         root = Path(folder).resolve()
         path = (root / name).resolve()
@@ -377,12 +371,11 @@ def write_json(
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse NaN and Infinity, which are not JSON."""
     raise ValueError(name)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object with a repeated key, because JSON readers differ on its value."""
+    """Raise an error for a repeated key, because JSON readers differ on its value."""
     record = dict(pairs)
     if len(record) != len(pairs):
         raise ValueError("a key occurs twice")
@@ -390,13 +383,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """Parse JSON; refuse repeated keys and, unless ``constants``, NaN and Infinity."""
+    """Parse JSON; reject repeated keys and, unless ``constants`` is True, NaN and Infinity."""
     refuse = None if constants else _refuse_constant
     return json.loads(text, parse_constant=refuse, object_pairs_hook=_unique_keys)
 
 
 def load_json(path: str | os.PathLike[str]) -> Any:
-    """Parse a JSON file."""
     return parse_json(read_text(path))
 
 
@@ -406,7 +398,6 @@ def read_json(
     remedy: str = "write it again",
     is_sealed: bool = True,
 ) -> dict[str, Any]:
-    """Read a record of one of the given schemas and verify its checksum."""
     try:
         record = load_json(path)
     except InputError:
@@ -427,7 +418,7 @@ def read_json(
 
 @contextmanager
 def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
-    """Convert a KeyError into an InputError for an incomplete file."""
+    """Convert a KeyError in the block into an InputError for an incomplete file."""
     try:
         yield
     except InputError:
@@ -444,7 +435,7 @@ def append_jsonl(
     durable: bool = False,
     private: bool = False,
 ) -> None:
-    """Append records to a JSON Lines file in one write; links and pipes are refused."""
+    """Append records to a JSON Lines file in one write; refuse links and pipes."""
     text = "".join([json.dumps(record, ensure_ascii=False) + "\n" for record in records])
     # A lone surrogate, from a file name, is escaped.
     data = text.encode("utf-8", "backslashreplace")
@@ -466,7 +457,7 @@ def append_jsonl(
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the record of each line, or None for a damaged line."""
+    """Yield the record of each line of a JSON Lines file; None for a damaged line."""
     require_file(path)
     for line in path.read_bytes().splitlines():
         try:
@@ -477,12 +468,11 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def number_to_json(value: float) -> float | str:
-    """Convert infinity to a string; return other numbers unchanged."""
+    """Return infinity as a string and other numbers unchanged."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
 def number_from_json(value: float | str) -> float:
-    """Read a number; infinity is stored as a string."""
     number = float(value)
     if math.isnan(number):
         raise InputError("the file has NaN instead of a number", code="value.nonfinite")
@@ -490,12 +480,11 @@ def number_from_json(value: float | str) -> float:
 
 
 def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
-    """Return the ends of a task range as two strings; None for no range."""
     return None if range_ is None else [str(end) for end in range_]
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert values to JSON types; infinity as a string, NaN as null."""
+    """Return values as JSON types, with infinity as a string and NaN as null."""
     # Only values with infinity, NaN, odd keys or other types need a look at each of them.
     with suppress(TypeError, ValueError):
         text = json.dumps(value, allow_nan=False)
@@ -517,7 +506,7 @@ def to_json_value(value: Any) -> Any:
 def open_npz(
     path: str | os.PathLike[str], what: str = "arrays"
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Open an untrusted .npz file; its arrays are read on access."""
+    """Open an npz file from an untrusted source; each array is read when accessed."""
     import numpy as np  # here, so that writing JSON alone does not load it
 
     if not Path(path).exists():
@@ -532,7 +521,7 @@ def open_npz(
 
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
-    """Raise InputError if an array's header and its data differ in size."""
+    """Raise InputError if the header of an array and its data differ in size."""
     from numpy.lib import format
 
     for member in archive.infolist():

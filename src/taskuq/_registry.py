@@ -1,4 +1,4 @@
-"""Registries of extensions by name, loaded on first use."""
+"""Registries of extensions by name; an extension is imported on first use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GROUP = "taskuq.extensions"
 
 
 class Registry(Generic[T]):
-    """Registry of one kind of extension by name; each is loaded on first use.
+    """Registry of one kind of extension by name; each is imported on first use.
 
     Args:
-        what: Noun for messages, e.g. ``"score"``.
-        listed: Names with their ``"module:attribute"``.
+        what: Noun for error messages, e.g. ``"score"``.
+        listed: Import path ``"module:attribute"`` of each extension, by name.
 
     Example:
         >>> shapes: Registry[type] = Registry("shape", {"fraction": "fractions:Fraction"})
@@ -72,7 +72,6 @@ class Registry(Generic[T]):
         return name
 
     def find(self, thing: T) -> str | None:
-        """Return the name of an extension, or None if it is not registered."""
         place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
         for name, known in self._known.items():
             if known is thing or known == place:
@@ -90,7 +89,7 @@ class Registry(Generic[T]):
 
 
 def _load_extensions() -> None:
-    """Load the files and modules that register extensions, once."""
+    """Import the files and modules that register extensions, once per process."""
     for point in _installed():
         _load_once(point.name, point.load)
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):

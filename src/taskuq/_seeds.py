@@ -1,4 +1,4 @@
-"""Random seeds per case and round."""
+"""Random seeds for each case and round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 def as_seed(seed: Any) -> int:
-    """Return an integer seed, drawn at random if a Generator is given."""
+    """Return an integer seed; from a Generator, draw it at random."""
     if hasattr(seed, "integers"):
         return int(seed.integers(2**63))
     if not isinstance(seed, Integral):
@@ -25,14 +25,12 @@ def as_seed(seed: Any) -> int:
 
 
 def case_seed(seed: int, case: str, acceleration: float) -> int:
-    """Return the seed for the samples of a case in a round."""
     text = f"{seed}\x00{case}\x00{float(acceleration)!r}"
     # 63 bits: torch and NumPy both take it.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def mix_seeds(*numbers: int) -> int:
-    """Hash integers into a 63-bit seed."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
         # The finaliser of splitmix64 (Steele et al., OOPSLA 2014) after each number.
@@ -44,7 +42,7 @@ def mix_seeds(*numbers: int) -> int:
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Cases of a batch assigned to this process."""
+    """Part of the cases of a batch that is assigned to this process."""
 
     start: int
     stop: int
@@ -63,17 +61,17 @@ class BatchShard:
 
     @property
     def rows(self) -> slice:
-        """Indices of the cases that this process computes, at least one."""
+        """Indices in the batch of the cases that this process computes, at least one."""
         return slice(self.start, self.stop) if self.counts else slice(0, 1)
 
     @property
     def weight(self) -> float:
-        """Weight that turns the mean over processes into the mean over cases."""
+        """Factor that makes the mean over processes equal to the mean over cases."""
         return (self.stop - self.start) * self.world / self.total
 
 
 class ShardedGenerator:
-    """torch generator with one stream per case, independent of the number of processes."""
+    """Random generator of torch with one stream per case, for any number of processes."""
 
     share: BatchShard
     whole: Any = None
@@ -82,7 +80,7 @@ class ShardedGenerator:
 def per_case_random(
     draw: Callable[..., T], shape: Sequence[int], generator: Any, *, axis: int = 0, **options: Any
 ) -> T:
-    """Draw random numbers with one stream per case."""
+    """Draw random numbers; with a :class:`ShardedGenerator`, from one stream per case."""
     if not isinstance(generator, ShardedGenerator):
         return draw(tuple(shape), generator=generator, **options)
     rows, whole = generator.share.rows, list(shape)
@@ -94,6 +92,6 @@ def per_case_random(
 
 
 def batch_seed(generator: Any) -> int:
-    """Return the seed of a generator, the same in all processes of a batch."""
+    """Return the seed of a generator; it is the same in all processes of a batch."""
     whole = generator.whole if isinstance(generator, ShardedGenerator) else None
     return int((whole or generator).initial_seed())

@@ -1,4 +1,4 @@
-"""Adapters between deepinv (physics, models) and taskuq (measurements, recoveries)."""
+"""Adapters between deepinv (physics, models) and taskuq (measurements, reconstructions)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["DeepinvMeasure", "DeepinvMeasurement", "DeepinvModel", "DeepinvRecov
 
 @dataclass(frozen=True, eq=False)
 class DeepinvMeasurement:
-    """Measurement of one image, (1, ...), with its physics."""
+    """Measurement of one image, with a leading axis of length 1, and its physics."""
 
     y: Tensor
     physics: Any
@@ -42,8 +42,8 @@ class DeepinvMeasure:
     """Imaging system built from one deepinv physics per acceleration.
 
     Args:
-        physics: One deepinv physics per acceleration, the accelerations decreasing.
-        seed: Seed of the noise of each image; None for physics without random noise.
+        physics: Physics of deepinv by acceleration, in decreasing order of acceleration.
+        seed: Seed for the noise of each image; None for physics without random noise.
     """
 
     physics: Mapping[float, Any]
@@ -58,7 +58,7 @@ class DeepinvMeasure:
         return tuple(self.physics)
 
     def __call__(self, image: Tensor, acceleration: float) -> DeepinvMeasurement:
-        """Measure one image: (height, width), or (channel, height, width)."""
+        """Measure one image, (height, width) or (channel, height, width)."""
         if image.ndim not in (2, 3):
             text = f"the image has shape {tuple(image.shape)}; pass 2 or 3 axes"
             raise InputError(text, code="shape.axes")
@@ -70,24 +70,25 @@ class DeepinvMeasure:
 
 
 def _magnitude(images: Any) -> Any:
-    """Return the magnitude of images; several channels are real and imaginary parts."""
+    """Return the magnitude of images; two channels are real and imaginary part."""
     return images[:, 0] if images.shape[1] == 1 else (images**2).sum(1) ** 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class DeepinvRecover:
-    """Recovery that calls a deepinv model.
+    """Reconstruction method that calls a deepinv model on data of :class:`DeepinvMeasure`.
 
-    Measurements come from :class:`DeepinvMeasure`. The global generators of torch and NumPy, which
-    deepinv uses, are seeded for each call and then restored.
+    The global random generators of torch and NumPy, which deepinv uses, are seeded for each call
+    and restored afterwards.
 
     Args:
-        model: Model, called as ``model(y, physics)``, with ``seed`` if it accepts one.
-        kind: 'point' for a reconstructor of one image; 'sampler' for one sample per image (DDRM,
-            DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA, SKRock,
-            sampling_builder) whose last states are the samples.
+        model: Model, called as ``model(y, physics)``, and with ``seed`` if it has this parameter.
+        kind: 'point' if a call returns a point estimate; 'sampler' if it returns one sample
+            per image (DDRM, DiffPIR, PosteriorDiffusion); 'chain' if it runs a Markov chain (ULA,
+            SKRock, sampling_builder), whose last states are used as samples.
         together: Number of samples that a sampler draws in one batch; results depend on it.
-        finish: Function that converts (image, channel, height, width) to (image, height, width).
+        finish: Function from (image, channel, height, width) to (image, height, width);
+            default: the magnitude.
 
     Example:
         >>> def sampler(y, physics, seed=None):  # stands for deepinv.sampling.DDRM(...)
@@ -111,7 +112,7 @@ class DeepinvRecover:
             raise InputError(f"{name} has no chain; use another kind", code="component.invalid")
 
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Any:
-        """Return recoveries, (sample, height, width)."""
+        """Return samples (sample, height, width), or one point estimate (1, height, width)."""
         y, physics = measurement.y, measurement.physics
         if self.kind == "point":
             images = self._call(y, physics, seed)
@@ -138,7 +139,7 @@ class DeepinvRecover:
             return self.model(y, physics, **({"seed": small} if takes_seed else {}))
 
     def _states(self, samples: int) -> list[Any]:
-        """Return the last states of the chain, without its initial state."""
+        """Return the last states of the Markov chain, without its initial state."""
         chain = self.model
         kept = sum(
             step >= chain.max_iter * chain.burnin_ratio and step % chain.thinning == 0
@@ -154,7 +155,7 @@ class DeepinvRecover:
 
 @contextmanager
 def _own_generators(seed: int) -> Iterator[None]:
-    """Seed the global generators and restore them afterwards."""
+    """Seed the global random generators for the block, and restore them afterwards."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     state = np.random.get_state()  # noqa: NPY002  # it is the global one that deepinv seeds
     with torch.random.fork_rng(devices=devices):
@@ -166,7 +167,7 @@ def _own_generators(seed: int) -> Iterator[None]:
 
 
 def mri_measurement(y: Tensor, physics: Any) -> MRIMeasurement:
-    """Convert deepinv's k-space, (1, 2, [coil,] height, width), to a measurement of one image."""
+    """Return a measurement of one image from deepinv k-space (1, 2, [coil,] height, width)."""
     kspace = torch.complex(y[0, 0], y[0, 1])
     kspace = kspace if kspace.ndim == 3 else kspace[None]
     mask = torch.as_tensor(physics.mask)[0].bool().flatten(0, -2)
@@ -177,13 +178,13 @@ def mri_measurement(y: Tensor, physics: Any) -> MRIMeasurement:
 
 
 class DeepinvModel(torch.nn.Module):
-    """Recovery of taskuq as a deepinv model, ``model(y, physics)``.
+    """Reconstruction method of taskuq as a deepinv model, ``model(y, physics)``.
 
     Args:
-        recover: Recovery, e.g. the result of :func:`taskuq.recover.open_recovery`.
-        samples: Number of samples; the model returns their mean.
-        measurement: Function that converts (y, physics) of one image to the measurement that the
-            recovery takes; default: for deepinv's MRI physics with column masks.
+        recover: Reconstruction method, e.g. from :func:`taskuq.recover.open_recovery`.
+        samples: Number of posterior samples; the model returns their mean.
+        measurement: Function from (y, physics) of one image to the measurement that ``recover``
+            needs; the default is for the MRI physics of deepinv with column masks.
 
     Example:
         >>> from types import SimpleNamespace
@@ -204,7 +205,7 @@ class DeepinvModel(torch.nn.Module):
         self.recover, self.samples, self.measurement = recover, samples, measurement
 
     def forward(self, y: Tensor, physics: Any, seed: int | None = None, **kwargs: Any) -> Tensor:
-        """Return one image for each measurement, (image, 1, height, width)."""
+        """Return one image per measurement, (image, 1, height, width)."""
         first = int(torch.randint(2**62, ())) if seed is None else seed
         sample = Executor(self.recover, task=torch.flatten).sample_with_seed
         found = [
@@ -227,20 +228,20 @@ def calibrate(
     seed: int | np.random.Generator = 0,
     **options: Any,
 ) -> conformal.Bound:
-    """Calibrate a bound for a task on the images that a deepinv model recovers.
+    """Calibrate a bound for a task on images that a deepinv model reconstructs.
 
-    Each image is measured by the physics and recovered by the model; the task is run on the
-    samples and on the true image.
+    Each image is measured with the physics and reconstructed with the model. The task is run on
+    the posterior samples and on the true image.
 
     Args:
         model: Reconstructor, sampler or Markov chain of deepinv.
         physics: Physics of deepinv.
         images: True images (case, [channel,] height, width).
-        task: Function from images (image, height, width) to one number each.
-        alpha: Error rate.
+        task: Function from images (image, height, width) to one number per image.
+        alpha: Error rate in (0, 1).
         samples: Number of posterior samples per image.
         kind: Kind of model, as in :class:`DeepinvRecover`.
-        together: Number of samples per call of a sampler.
+        together: Number of samples that a sampler draws in one batch.
         seed: Integer or Generator for noise and samples.
         options: Options of :func:`taskuq.calibrate`, e.g. ``score``, ``group`` or ``task_range``.
 

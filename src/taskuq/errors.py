@@ -20,13 +20,13 @@ Code = Literal[
 
 
 class InputError(ValueError):
-    """Invalid input: one sentence that states the remedy, and a stable code.
+    """Error in the input: a sentence that says what to change, and a stable code.
 
     The command line prints the message and exits with status 2.
 
     Args:
-        message: The sentence.
-        code: A stable name for the kind of error, such as ``"range.outside"``.
+        message: One sentence with what was received and what is needed.
+        code: Stable name of the kind of error, such as ``"range.outside"``.
 
     Example:
         >>> error = InputError("alpha must be in (0, 1), got 2", code="alpha.invalid")
@@ -44,7 +44,7 @@ class InputError(ValueError):
 
 
 class TableMismatchError(InputError):
-    """Error for a folder with the table of a different run; the caller may overwrite it."""
+    """Error for a folder that holds the table of a different run."""
 
     def __init__(self, message: str = "", *, code: Code = "resume.mismatch") -> None:
         super().__init__(message, code=code)
@@ -58,15 +58,15 @@ class MachineError(RuntimeError):
 
 
 class GuaranteeWarning(UserWarning):
-    """Use of a policy or a table outside its guarantee; the message gives the reason."""
+    """Warning that a guarantee does not apply to this use; the message gives the reason."""
 
 
 class ChecksumWarning(UserWarning):
-    """File without a checksum; damage to it cannot be detected."""
+    """Warning that a file has no checksum, so that damage to it cannot be detected."""
 
 
 def describe_error(error: BaseException, most: int = 300) -> str:
-    """Format an error on one line: name, message (at most ``most`` characters) and notes."""
+    """Return the name, message (at most ``most`` characters) and notes of an error on one line."""
     message = " ".join(str(error).split())[:most]
     notes = "; ".join(getattr(error, "__notes__", ()))
     # The name of our own error adds nothing to its sentence.
@@ -75,7 +75,7 @@ def describe_error(error: BaseException, most: int = 300) -> str:
 
 
 def import_extra(module: str, install: str) -> Any:
-    """Import an optional library; raise InputError with the command that installs it."""
+    """Import an optional library; if it is missing, raise InputError with its install command."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -84,7 +84,7 @@ def import_extra(module: str, install: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's name if the message is empty."""
+    """Return the first line of an error's message; if it is empty, the name of the error."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

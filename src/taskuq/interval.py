@@ -1,4 +1,4 @@
-"""Intervals as pairs of arrays."""
+"""Intervals of many cases, stored as arrays of lower and upper ends."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Interval(Displayed):
     An interval whose ends cross (:math:`\ell_i > u_i`, which CQR can produce) is *empty*: it has
     width 0 and contains nothing.
 
-    Unpack it into ``lower, upper``, or convert it to a NumPy array (case, 2), or (case, task, 2)
-    for several tasks.
+    The object unpacks into ``lower, upper`` and converts to a NumPy array (case, 2), or
+    (case, task, 2) for several tasks.
 
     Args:
-        lower: The lower ends, any shape.
-        upper: The upper ends, the same shape.
+        lower: Lower ends, an array of any shape.
+        upper: Upper ends, of the same shape.
         case: Ids of the cases along the first axis, if known.
-        task_names: Names of the tasks along the last axis, for several tasks.
+        task_names: Names of the tasks along the last axis, if there are several.
 
     Example:
         >>> interval = Interval([0.1, 0.6, -0.2], [0.3, 0.5, 0.2])
@@ -79,7 +79,7 @@ class Interval(Displayed):
 
     @property
     def is_empty(self) -> BoolArray:
-        """True where the ends cross."""
+        """True where the interval is empty because its ends cross."""
         return np.asarray(self.lower > self.upper)
 
     @property
@@ -89,7 +89,7 @@ class Interval(Displayed):
 
     @property
     def width(self) -> FloatArray:
-        """Upper minus lower end; 0 where the interval is empty."""
+        """Upper end minus lower end; 0 where the interval is empty."""
         # An interval that is empty at infinity would otherwise give inf - inf.
         width = np.subtract(
             self.upper, self.lower, out=np.zeros(self.lower.shape), where=~self.is_empty
@@ -98,12 +98,12 @@ class Interval(Displayed):
 
     @property
     def center(self) -> FloatArray:
-        """Midpoint, a point estimate of the target."""
+        """Midpoint of each interval, a point estimate of the target."""
         # Halving first keeps two ends near the largest float from overflowing.
         return np.asarray(self.lower / 2 + self.upper / 2)
 
     def contains(self, values: ArrayLike) -> BoolArray:
-        """Return True where a value lies in its interval, ends included.
+        """Return a mask that is True where the value lies in the interval or at one of its ends.
 
         Labelled values (pandas, polars, xarray) are matched by the ids of the cases, if known.
 
@@ -114,7 +114,7 @@ class Interval(Displayed):
         return np.asarray((self.lower <= z) & (z <= self.upper))
 
     def _aligned(self, values: ArrayLike) -> FloatArray:
-        """Return one value per interval, in the order of the cases."""
+        """Return one value per interval, in the order of the intervals."""
         from taskuq._arrays import align_cases, as_array
 
         found = align_cases({"intervals": self, "values": values})["values"]
@@ -133,7 +133,7 @@ class Interval(Displayed):
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with columns lower, upper and width.
 
-        Its index holds the ids of the cases, if known; with several tasks, case and task.
+        The index holds the ids of the cases, if known; with several tasks, also the task names.
 
         Raises:
             InputError: If pandas is not installed.
@@ -159,7 +159,7 @@ class Interval(Displayed):
 
     @property
     def _names(self) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """Names of the cases, and of the tasks if there are several."""
+        """Return the names of the cases, and the names of the tasks if there are several."""
         tasks = self.task_names
         if not tasks and self.lower.ndim > 1:
             tasks = tuple(f"task {k}" for k in range(self.lower.shape[-1]))

@@ -1,4 +1,4 @@
-"""Metrics of intervals and posterior samples for torchmetrics and Lightning."""
+"""Metrics of intervals and posterior samples, for torchmetrics and Lightning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CRPS", "IntervalCoverage", "IntervalWidth", "RankHistogram"]
 
 
 class _Mean(Metric):
-    """Mean over all cases and processes."""
+    """Base class of metrics that are means over all cases and processes."""
 
     full_state_update = False
     total: Tensor
@@ -32,12 +32,12 @@ class _Mean(Metric):
         self.count += values.numel()
 
     def compute(self) -> Tensor:
-        """Return the mean."""
+        """Return the mean over all cases added so far."""
         return self.total / self.count
 
 
 class IntervalCoverage(_Mean):
-    """Fraction of targets in their intervals, ends included.
+    """Fraction of targets that lie in their interval or at one of its ends.
 
     Example:
         >>> coverage = IntervalCoverage()
@@ -53,17 +53,17 @@ class IntervalCoverage(_Mean):
 
 
 class IntervalWidth(_Mean):
-    """Mean width of intervals; empty ones have width 0."""
+    """Mean width of intervals; an empty interval has width 0."""
 
     higher_is_better = False
 
     def update(self, lower: Tensor, upper: Tensor) -> None:
-        """Add the intervals of some cases."""
+        """Add the lower and upper ends of the intervals of some cases."""
         self._add((upper - lower).clamp(min=0))
 
 
 class CRPS(_Mean):
-    r"""Fair continuous ranked probability score of samples.
+    r"""Fair continuous ranked probability score of samples; smaller is better.
 
     .. math:: \frac1p \sum_j |\hat z^j - z| - \frac{1}{2p(p-1)} \sum_{j,k} |\hat z^j - \hat z^k|
     """
@@ -71,7 +71,7 @@ class CRPS(_Mean):
     higher_is_better = False
 
     def update(self, samples: Tensor, targets: Tensor) -> None:
-        """Add samples (case, sample) and targets (case,); at least two samples."""
+        """Add samples (case, sample), at least two per case, and targets (case,)."""
         x, p = samples.double().sort(dim=-1).values, samples.shape[-1]
         if p < 2:
             raise InputError(f"CRPS needs at least 2 samples, got {p}", code="samples.mismatch")
@@ -82,11 +82,13 @@ class CRPS(_Mean):
 
 
 class RankHistogram(Metric):
-    """Counts of the rank of the truth among its samples, (sample + 1,); ties are spread equally.
+    """Number of cases by rank of the target among its samples, from 0 to the number of samples.
+
+    If samples tie with the target, the case counts equally for each possible rank.
 
     Args:
         samples: Number of samples per case.
-        kwargs: Arguments of :class:`torchmetrics.Metric`.
+        kwargs: Other arguments of :class:`torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -110,5 +112,5 @@ class RankHistogram(Metric):
         self.counts += (there / there.sum(dim=-1, keepdim=True).double()).sum(dim=0)
 
     def compute(self) -> Tensor:
-        """Return the counts."""
+        """Return the number of cases with each rank, (samples + 1,)."""
         return self.counts

@@ -1,6 +1,6 @@
-"""Figures of results on matplotlib axes; the report contains the same figures.
+"""Figures of results on matplotlib axes; reports contain the same figures.
 
-Every function draws on ``ax``, or on axes of a new figure, and returns the axes.
+Every function draws on ``ax`` or, if it is None, on new axes, and returns the axes.
 
 Example:
     >>> import taskuq as tq
@@ -46,12 +46,12 @@ def intervals(
     """Draw the interval of each case, and its target if known.
 
     Args:
-        interval: Intervals (case,); infinite ends extend to the edge of the plot.
-        targets: Targets (case,), matched by the ids of the cases if labelled.
+        interval: Intervals (case,); infinite ends are drawn up to the edge of the plot.
+        targets: Targets (case,); labelled ones are matched by the ids of the cases.
         ax: Axes to draw on.
 
     Raises:
-        InputError: If there are several tasks, or the number of targets differs.
+        InputError: If there are several tasks, or not one target per interval.
     """
     (found,) = _all(interval, Interval)
     ends = np.reshape(np.asarray(found), (-1, 2))
@@ -74,7 +74,7 @@ def intervals(
 
 
 def widths(evaluations: Evaluation | Sequence[Evaluation], *, ax: Axes | None = None) -> Axes:
-    """Draw mean widths against acceleration, or against the number of samples if only that varies.
+    """Draw mean widths against acceleration; if it does not vary, against number of samples.
 
     Args:
         evaluations: Results of :func:`taskuq.evaluate` or :func:`taskuq.evaluate_exact`.
@@ -86,10 +86,10 @@ def widths(evaluations: Evaluation | Sequence[Evaluation], *, ax: Axes | None = 
 
 
 def coverage_law(evaluation: Evaluation, *, ax: Axes | None = None) -> Axes:
-    """Draw the coverage of random splits against its exact law.
+    """Draw the histogram of coverage over random splits, with its exact distribution.
 
     Raises:
-        InputError: If the law is not known, as for splits by group.
+        InputError: If the distribution is not known, as for splits by group.
     """
     (found,) = _all(evaluation, Evaluation)
     if found.histogram is None:
@@ -104,7 +104,7 @@ def coverage(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw coverage by class, by site, of each site left out, or by width (``"size"``).
+    """Draw coverage by class, by site, of each left-out site, or by width (``by="size"``).
 
     Raises:
         InputError: If the evaluations were made without labels, sites or ``size_bins``.
@@ -124,12 +124,12 @@ def rank_histogram(
     task: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the ranks of the truth among its samples, relative to those of calibrated samples.
+    """Draw the rank histogram of the truth among the samples, relative to calibrated samples.
 
     Args:
         diagnosis: Result of :func:`taskuq.diagnose`.
-        acceleration: Round, by acceleration or name; default: the first.
-        task: Task; default: the first.
+        acceleration: Round, by acceleration or name; default: the first round.
+        task: Name of the task; default: the first task.
         ax: Axes to draw on.
     """
     (found,) = _all(diagnosis, Diagnosis)
@@ -151,13 +151,13 @@ def stops(simulations: Simulation | Sequence[Simulation], *, ax: Axes | None = N
 def stop_coverage(
     simulations: Simulation | Sequence[Simulation], *, ax: Axes | None = None
 ) -> Axes:
-    """Draw coverage among the cases that each policy stops after each round."""
+    """Draw the coverage among the cases that each policy stops after each round."""
     found = _all(simulations, Simulation)
     return _draw(_policy.coverage_at_stop(_stops(found), found[0].alpha), ax)
 
 
 def trade_off(simulations: Simulation | Sequence[Simulation], *, ax: Axes | None = None) -> Axes:
-    """Draw the mean acceleration of each policy against the mean width of early reports."""
+    """Draw, for each policy, mean acceleration against mean width when scans stop early."""
     rows = [one.to_dict() for one in _all(simulations, Simulation)]
     points = [(policy_name(row), number(row["width"]), row["mean_acceleration"]) for row in rows]
     return _draw(_policy.acceleration_against_width(points), ax)
@@ -195,13 +195,13 @@ def scan(scan: Scan, target: float | None = None, *, task: int = 0, ax: Axes | N
 
 
 def evidence(monitor: Monitor, *, ax: Axes | None = None) -> Axes:
-    """Draw the evidence against exchangeability after each unit of a monitor."""
+    """Draw how a monitor's evidence against exchangeability changes with each unit."""
     (found,) = _all(monitor, Monitor)
     return _draw(_policy.evidence(found.to_dict()), ax)
 
 
 def masks(masks: ArrayLike, accelerations: ArrayLike, *, ax: Axes | None = None) -> Axes:
-    """Draw the lines of k-space that each round measures, from masks (round, line)."""
+    """Draw which lines of k-space each round measures, from masks (round, line)."""
     marked, R = np.asarray(masks), np.atleast_1d(np.asarray(accelerations, dtype=float))
     if marked.ndim != 2 or len(marked) != len(R):
         message = f"masks {marked.shape} and {len(R)} accelerations do not fit; pass (round, line)"
@@ -210,7 +210,7 @@ def masks(masks: ArrayLike, accelerations: ArrayLike, *, ax: Axes | None = None)
 
 
 def lines(table: TaskOutputs, *, ax: Axes | None = None) -> Axes:
-    """Draw the fraction of cases for which an adaptive rule measured each line, by round."""
+    """Draw, by round, the fraction of cases in which adaptive sampling measured each line."""
     (found,) = _all(table, TaskOutputs)
     if found.sampled_lines is None:
         message = "the table has no lines chosen by a rule; run a pipeline with an adaptive measure"
@@ -220,7 +220,7 @@ def lines(table: TaskOutputs, *, ax: Axes | None = None) -> Axes:
 
 
 def calibration_sizes(alpha: float, delta: float = 0.05, *, ax: Axes | None = None) -> Axes:
-    """Draw the calibration size needed to keep coverage within a tolerance, by tolerance."""
+    """Draw the number of calibration cases against the largest deviation of coverage."""
     return _draw(_imaging.planner_figure(_imaging.calibration_sizes(alpha, delta)), ax)
 
 
@@ -234,7 +234,7 @@ def _draw(figure: Figure, ax: Axes | None) -> Axes:
 
 
 def _all(results: T | Sequence[T], kind: type[T]) -> list[T]:
-    """Return one or several results as a list; refuse anything else."""
+    """Return one or several results as a list; raise InputError for other types."""
     found = [results] if isinstance(results, kind) else results
     if not isinstance(found, Sequence) or not all(isinstance(one, kind) for one in found):
         message = f"pass a {kind.__name__}, got {type(results).__name__}"
@@ -245,7 +245,7 @@ def _all(results: T | Sequence[T], kind: type[T]) -> list[T]:
 
 
 def _bars(name: str, x: Sequence[Any], ends: np.ndarray) -> Series:
-    """Return bars from the lower to the upper ends; empty intervals are omitted."""
+    """Return a series of vertical bars from lower to upper ends, without empty intervals."""
     half = np.diff(ends)[:, 0] / 2
     center = [None if h < 0 else float(c) for h, c in zip(half, ends.mean(axis=1), strict=True)]
     return Series(name, tuple(x), tuple(center), tuple(map(float, half)), style="interval")

@@ -1,13 +1,14 @@
-"""Protocols for user-supplied measurements, recoveries, tasks, scanners and scores.
+"""Protocols for user-defined imaging systems, reconstructions, tasks, scanners and scores.
 
-An object supports a protocol if it has the methods and attributes listed here. Tasks,
-recoveries and rules may declare attributes:
+An object supports a protocol if it has the methods and attributes of the protocol's class.
+Optional attributes:
 
 - ``names`` of a task: one string for each output;
 - ``range`` of a task: two numbers (low, high), or one pair for each output;
-- ``fingerprint`` of a recovery, task or rule: a string that differs between networks.
+- ``fingerprint`` of a reconstruction method, task or adaptive rule: a string that is different
+  for every network.
 
-Attributes that are ``None`` or of another type are ignored, but ``names`` must be strings.
+An attribute that is ``None`` or of another type is ignored, but ``names`` must be strings.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 class Measure(Protocol):
     """An imaging system :math:`y = h(x)` with several accelerations.
 
-    Rounds are nested: a measurement contains that of every higher acceleration. The explorer shows
-    the optional attribute ``preview`` of a measurement, an image (height, width).
+    Rounds are nested: a measurement contains the data of every higher acceleration. A measurement
+    may have an attribute ``preview``, an image (height, width) that the explorer shows.
     """
 
     def __call__(self, image: Any, acceleration: float, /) -> Any:
@@ -36,48 +37,51 @@ class Measure(Protocol):
 
 @runtime_checkable
 class LineMeasure(Measure, Protocol):
-    """An imaging system that can measure arbitrary lines or views."""
+    """An imaging system that can measure any set of lines or views."""
 
     @property
     def n_lines(self) -> int:
         """Number of lines or views of a full measurement."""
 
     def initial_lines(self, n: int, /) -> BoolArray:
-        """Return the n lines that every measurement should include, booleans (line,)."""
+        """Return a mask (line,) of the n lines that every measurement should include."""
 
     def add_random_lines(
         self, lines: BoolArray, n: int, seed: int | np.random.Generator, /
     ) -> BoolArray:
-        """Add n random lines, distributed as in the masks; return booleans (line,)."""
+        """Return a mask (line,) with n more lines, drawn as for non-adaptive masks."""
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray, /) -> Any:
-        """Measure some lines of an image at an acceleration; ``lines`` are booleans (line,)."""
+        """Measure the lines in the mask ``lines`` of an image, at an acceleration."""
 
     def line_values(self, images: Any, measurement: Any, /) -> Any:
-        """Return the values of samples (sample, ...) on each line, (line, sample, value)."""
+        """Return the data of images (sample, ...) on each line, (line, sample, value)."""
 
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Imaging system that chooses lines for each case; a call measures the first round or R = 1."""
+    """Imaging system that chooses the lines to measure for each case, from its samples.
+
+    Calling it measures the first round or the full measurement, R = 1.
+    """
 
     def initial_lines(self) -> BoolArray:
-        """Return the lines of the first round, booleans (line,), the same for every case."""
+        """Return a mask (line,) of the first round, the same for every case."""
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray, /) -> Any:
-        """Measure some lines of an image at an acceleration; ``lines`` are booleans (line,)."""
+        """Measure the lines in the mask ``lines`` of an image, at an acceleration."""
 
     def next_lines(
         self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray, /
     ) -> BoolArray:
-        """Return the lines of the next round, including those measured so far.
+        """Return a mask (line,) of the next round, including the lines measured so far.
 
-        ``recoveries`` are samples (sample, ...) of the current round; ``lines`` are booleans
-        (line,); ``task`` returns the task outputs of images, from a cache for the samples.
+        ``recoveries`` are posterior samples (sample, ...) of the current round, ``task`` is the
+        task with cached outputs for these samples, and ``lines`` is the mask (line,) so far.
         """
 
     def fallback_lines(self, round: int, lines: BoolArray, /) -> BoolArray:
-        """Return the lines that the next round uses if no choice can be made."""
+        """Return the mask (line,) of the next round if :meth:`next_lines` cannot be used."""
 
 
 @runtime_checkable
@@ -87,23 +91,23 @@ class Scanner(Protocol):
     A scanner may have more methods:
 
     - ``combine(measurements)`` combines the measurements of all rounds of a case so far; without
-      it, the recovery receives a list of rounds.
-    - ``request(round, lines)``, for adaptive sampling, is called before a round is measured, with
-      the lines (line,) that the round adds.
+      it, the reconstruction method receives a list of measurements.
+    - ``request(round, lines)`` is called before a round of adaptive sampling is measured, with a
+      mask (line,) of the lines to add.
     - ``is_complete(measurements)`` returns True if the measurements of all rounds are complete.
     - ``remeasure(round, measurement)`` measures a stored round again before a scan is resumed, and
       raises an error if the data differ.
-    - ``finalize()`` returns a fault found while a round was computed, or None; later faults are
-      ignored.
+    - ``finalize()`` returns a fault detected while a round was computed, or None; later faults
+      are ignored.
     """
 
     def measure(self, round: int, /) -> Any:
-        """Measure a round and return its new data; the last round completes the scan."""
+        """Measure a round and return its new data; the last round completes the measurement."""
 
 
 @runtime_checkable
 class Recover(Protocol):
-    r"""A recovery method :math:`\hat x^{(j)} = g(y, v^{(j)})`, deterministic in y and the seed."""
+    """A reconstruction method; its images depend only on the measurement and the seed."""
 
     def __call__(self, measurement: Any, /, *, samples: int, seed: int) -> Any:
         """Return samples (sample, height, width), or one point estimate (1, height, width)."""
@@ -111,15 +115,15 @@ class Recover(Protocol):
 
 @runtime_checkable
 class BatchRecover(Recover, Protocol):
-    """A recovery method that samples several cases at once."""
+    """A reconstruction method that processes several cases in one call."""
 
     def batch(self, measurements: Sequence[Any], /, *, samples: int, seeds: Sequence[int]) -> Any:
-        """Return samples (case, sample, height, width), one seed for each case."""
+        """Return samples (case, sample, height, width), given one seed for each case."""
 
 
 @runtime_checkable
 class StoredRecover(Protocol):
-    """Recoveries computed elsewhere, looked up by case instead of measurement."""
+    """Posterior samples computed elsewhere, loaded by case instead of measurement."""
 
     def load(self, case: str, acceleration: float, /, *, samples: int) -> Any:
         """Return the samples of a case in a round, an array (sample, height, width)."""
@@ -130,23 +134,23 @@ class Task(Protocol):
     """A task :math:`f` from images to numbers."""
 
     def __call__(self, images: Any, /) -> Any:
-        """Return one output for each image, (image,), or several, (image, task)."""
+        """Return one output per image, (image,), or several, (image, task)."""
 
 
 @runtime_checkable
 class FullReferenceTask(Task, Protocol):
     r"""Image quality :math:`m(\hat x, x)` of a reported image; the target depends on the round.
 
-    A call with the samples of one case returns :math:`m(\hat x, \tilde x^{(j)})`, with their mean
-    as the reported image :math:`\hat x`.
+    A call with the samples :math:`\tilde x^{(j)}` of one case returns
+    :math:`m(\hat x, \tilde x^{(j)})`; the reported image :math:`\hat x` is their mean.
     """
 
     def compare(self, reported: Any, images: Any, /) -> Any:
-        """Return the quality of one image (height, width) relative to each of several."""
+        """Return the quality of ``reported`` (height, width) relative to each of ``images``."""
 
 
 def declared_names(task: Any) -> tuple[str, ...] | None:
-    """Return the declared names of a task's outputs, or None."""
+    """Return the attribute ``names`` of a task, or None."""
     names = getattr(task, "names", None)
     if names is None or callable(names):
         return None
@@ -158,13 +162,13 @@ def declared_names(task: Any) -> tuple[str, ...] | None:
 
 
 def declared_range(task: Any) -> Any:
-    """Return the declared range of a task, one pair or one for each output, or None."""
+    """Return the attribute ``range`` of a task: one pair, one pair for each output, or None."""
     declared = getattr(task, "range", None)
     return declared if isinstance(declared, Sequence | Mapping | np.ndarray) else None
 
 
 def declared_fingerprint(component: Any) -> str:
-    """Return the declared fingerprint of a recovery, task or rule, or an empty string."""
+    """Return the attribute ``fingerprint`` of a component, or an empty string."""
     declared = getattr(component, "fingerprint", "")
     return declared if isinstance(declared, str) else ""
 
@@ -173,66 +177,66 @@ def declared_fingerprint(component: Any) -> str:
 class Score(Protocol):
     r"""A nonconformity score and the intervals it defines.
 
-    Both methods describe one family of sets, nested in the quantile :math:`q`:
+    Both methods describe one family of sets, which grow with the quantile :math:`q`:
 
     .. math:: \mathcal C_q(x) = \{ z : s(x, z) \le q \}
 
-    The attribute ``name`` is displayed instead of the name of the class. A score whose attribute
-    ``uses_earlier_rounds`` is True takes outputs (round, case, sample), the current round last.
+    There are two optional attributes. ``name`` is displayed instead of the name of the class. If
+    ``uses_earlier_rounds`` is True, outputs are (round, case, sample), the current round last.
     """
 
     def score(self, outputs: FloatArray, targets: FloatArray, /) -> FloatArray:
-        """Score targets (case,) against outputs (case, sample); larger is worse."""
+        """Return the score of each target (case,) for outputs (case, sample); larger is worse."""
 
     def interval(self, outputs: FloatArray, quantile: ArrayLike, /) -> Interval:
-        """Return the interval of targets with a score of at most ``quantile``, for each case."""
+        """Return, for each case, the interval of targets with a score of at most ``quantile``."""
 
 
 class IntervalFamily(Protocol):
-    """The nested intervals of a fixed set of cases."""
+    """Nested intervals of given cases, as a function of the quantile."""
 
     def score(self, targets: FloatArray) -> FloatArray:
-        """Return the smallest quantile whose interval contains the target."""
+        """Return, for each case, the smallest quantile whose interval contains the target."""
 
     def interval(self, quantile: ArrayLike) -> Interval:
-        """Return the interval of each case for one quantile, or for one quantile per case."""
+        """Return the interval of each case at one quantile, or at one quantile per case."""
 
     def select(self, index: NDArray[np.int64]) -> IntervalFamily:
-        """Return the family of some of the cases, in the given order."""
+        """Return the family of the cases with the given indices, in this order."""
 
 
 @runtime_checkable
 class NestedScore(Score, Protocol):
-    """A score that returns the nested intervals of fixed cases as a family."""
+    """A score with a method that returns the nested intervals of given cases."""
 
     def family(self, outputs: FloatArray) -> IntervalFamily:
-        """Return the nested intervals of cases."""
+        """Return the nested intervals of cases with outputs (case, sample)."""
 
 
 @runtime_checkable
 class FittedScore(Score, Protocol):
-    """A score that is fitted to some cases before it is calibrated on others."""
+    """A score that is fitted to some cases and calibrated on other cases."""
 
     def fit(
         self, outputs: FloatArray, targets: Any = None, *, range_: Any = None, group: Any = None
     ) -> Score:
-        """Return the score fitted to these cases."""
+        """Return the score fitted to the given cases."""
 
     @property
     def needs_tuning(self) -> bool:
-        """True if the score is not fitted yet."""
+        """True before the score is fitted."""
 
     @property
     def tuning_fraction(self) -> float:
-        """Approximate fraction of calibration units to set aside for tuning."""
+        """Approximate fraction of calibration units to hold out for the fit."""
 
     @property
     def tuning_needs_targets(self) -> bool:
-        """True if the score is fitted to targets as well as outputs."""
+        """True if the fit needs targets in addition to outputs."""
 
 
 class SelfTuned(NamedTuple):
-    """A score fitted to calibration units, and its extremes if one unit is replaced."""
+    """A score fitted to calibration units, and extreme scores if one unit is replaced."""
 
     score: SelfTunedScore  # for new cases
     corners: tuple[SelfTunedScore, ...]  # for calibration cases: extreme shifts and scales
@@ -240,28 +244,28 @@ class SelfTuned(NamedTuple):
 
 @runtime_checkable
 class SelfTunedScore(FittedScore, Protocol):
-    """A score that is fitted to the calibration units themselves."""
+    """A score that is fitted to the calibration units themselves, with none held out."""
 
     def summarise(self, outputs: FloatArray) -> Any:
-        """Return a summary of outputs (case, sample); its method ``take`` selects cases."""
+        """Return statistics of outputs (case, sample), with a method ``take`` to select cases."""
 
     def summary_family(self, read: Any) -> IntervalFamily:
-        """Return the nested intervals of summarised cases."""
+        """Return the nested intervals of cases from the result of :meth:`summarise`."""
 
     def leave_one_out(self, read: Any, targets: Any, range_: TaskRange) -> LeaveOneOutFit:
-        """Return a fit that can be repeated for any calibration units among summarised cases."""
+        """Return an object that fits the score to any subset of the cases in ``read``."""
 
 
 class LeaveOneOutFit(Protocol):
-    """Fit of a score to calibration units, repeatable for any choice of these units."""
+    """Fit of a score to calibration units, for any choice of these units."""
 
     def for_classes(self, classes: Any) -> LeaveOneOutFit:
-        """Return the fit for a guarantee within each class, given classes (case,)."""
+        """Return the fit for a guarantee within each class; ``classes`` is (case,)."""
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        """Fit the score to the kept cases, given the unit of each case."""
+        """Fit the score to the cases in the mask ``kept``, given their units ``index``."""
 
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return the extreme scores if quantiles over units are off by at most a margin."""
+        """Return the extreme scores if levels of quantiles over units are off by ``margin``."""

@@ -23,18 +23,18 @@ __all__ = ["SampleConformalRegressor", "coverage_score", "width_score", "wrap"]
 class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # untyped
     """Conformal intervals from posterior samples or from the members of an ensemble.
 
-    Without an estimator the features of a case are its posterior samples, (case, sample). With a
-    fitted ensemble, the predictions of its members are the samples. ``fit`` calibrates: use cases
-    that the ensemble was not trained on.
+    By default, the features ``X`` are posterior samples, (case, sample). If ``estimator`` is a
+    fitted ensemble, the predictions of its members are used as samples. ``fit`` only calibrates:
+    call it with cases on which the ensemble was not trained.
 
-    The estimator passes ``check_estimator``. Without an ensemble it has the tag ``poor_score``,
-    because it learns nothing from features that are not samples of the target.
+    The class passes ``check_estimator`` of scikit-learn. Without an ensemble it has the tag
+    ``poor_score``, because it cannot predict from features that are not samples of the target.
 
     Args:
         alpha: Error rate in (0, 1).
-        conformity_score: Score, as in :func:`taskuq.calibrate`.
-        side: 'two', 'upper', 'lower' or 'each'.
-        cases: With groups, the cases of a new group to cover.
+        conformity_score: Name or object of a score, as in :func:`taskuq.calibrate`.
+        side: 'two', 'upper', 'lower' or 'each', as in :func:`taskuq.calibrate`.
+        cases: Cases of a new group that are covered, as in :func:`taskuq.calibrate`.
         estimator: Fitted ensemble with members ``estimators_``, such as a random forest.
 
     Example:
@@ -67,13 +67,12 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     def fit(
         self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None
     ) -> SampleConformalRegressor:
-        """Calibrate on samples (or features of the ensemble) and targets.
+        """Calibrate with samples, or with features for the ensemble, and targets.
 
-        Targets and groups from pandas and polars are matched by case, as in
-        :func:`taskuq.calibrate`.
+        Targets and groups of pandas and polars are matched to ``X`` by the ids of the cases.
 
         Args:
-            X: Samples (case, sample), or features with ``estimator``.
+            X: Samples (case, sample); with ``estimator``, features (case, feature).
             y: Targets (case,).
             groups: Group of each case; the guarantee is then for a new group.
 
@@ -91,13 +90,13 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return self
 
     def predict(self, X: ArrayLike) -> FloatArray:
-        """Return the mean of the samples of each case."""
+        """Return the mean over the samples of each case."""
         check_is_fitted(self)
         checked = validate_data(self, X, reset=False, dtype=float, order="C")
         return np.asarray(self._samples(checked).mean(axis=1))
 
     def predict_interval(self, X: ArrayLike) -> Interval:
-        """Return the calibrated interval of each case; it unpacks into lower and upper ends."""
+        """Return the calibrated intervals, which unpack into lower and upper ends."""
         check_is_fitted(self)
         checked = validate_data(self, X, reset=False, dtype=float, order="C")
         return self.bound_.predict(self._samples(checked))
@@ -117,12 +116,12 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
 def wrap(
     estimator: Any, *, alpha: float = 0.05, conformity_score: str = "mlwr"
 ) -> SampleConformalRegressor:
-    """Return a conformal regressor on the predictions of a fitted ensemble's members.
+    """Return a conformal regressor whose samples are the predictions of a fitted ensemble.
 
     Args:
         estimator: Fitted ensemble with members ``estimators_``, such as a random forest.
-        alpha: Error rate.
-        conformity_score: Score, as in :func:`taskuq.calibrate`.
+        alpha: Error rate in (0, 1).
+        conformity_score: Name of a score, as in :func:`taskuq.calibrate`.
     """
     return SampleConformalRegressor(
         alpha=alpha, conformity_score=conformity_score, estimator=estimator
@@ -130,10 +129,10 @@ def wrap(
 
 
 def coverage_score(estimator: SampleConformalRegressor, X: ArrayLike, y: ArrayLike) -> float:
-    """Return the fraction of targets in their intervals, a scorer for ``cross_val_score``."""
+    """Return the fraction of targets inside their intervals, for use in ``cross_val_score``."""
     return float(estimator.predict_interval(X).contains(y).mean())
 
 
 def width_score(estimator: SampleConformalRegressor, X: ArrayLike, y: ArrayLike) -> float:
-    """Return minus the mean width, a scorer for ``cross_val_score``: larger is better."""
+    """Return the negative mean interval width, so that larger is better."""
     return -float(estimator.predict_interval(X).width.mean())

@@ -173,7 +173,7 @@ def test_early_reports_that_are_mostly_wrong_are_seen_at_once(tmp_path):
     answer, mine = answer_of(contents), contents.simulated
     assert mine["coverage_early"] < 0.1 < 0.85 < mine["coverage"]
     assert f"{100 * mine['coverage_early']:.1f}\u00a0%" in answer.sentence
-    assert f"{100 * mine['early']:.1f}\u00a0% that stopped early" in answer.numbers[1].what
+    assert f"{100 * mine['early']:.1f}\u00a0% of scans that stopped early" in answer.numbers[1].what
     assert f"{100 * (1 - mine['coverage_early']):.1f}\u00a0%" in answer.guarantee.shortages[-1]
 
 

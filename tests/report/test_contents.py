@@ -53,7 +53,7 @@ def test_splits_without_a_finite_interval_are_reported(tmp_path):
     )
     run_folder.write(tmp_path / "evaluate.json", record.to_dict())
     ((said,),) = guarantees(tmp_path).values()
-    assert said.startswith("But all of the splits give no finite interval at R = 8 (lwr)")
+    assert said.startswith("But in all splits, no finite interval exists at R = 8 (lwr)")
 
 
 def test_a_scan_that_never_stops_reports_the_target_at_one():

@@ -126,7 +126,7 @@ def test_changed_line_stops_no_scan(small, small_policy, serving, connect):
     decisions, said = small.heard(wire)
     assert decisions
     assert not any(one["would_stop"] == "true" for one in decisions)
-    assert any("came twice" in one for one in said)
+    assert any("arrived twice" in one for one in said)
 
 
 @pytest.mark.parametrize(("unit", "watched"), [("whole-group", False), ("group", True)])
@@ -233,12 +233,12 @@ def test_line_changed_during_computation_stops_no_scan(small, serving, connect, 
     spoilt = scan.line(0, int(small.COLUMNS[0][0]))
     spoilt.data[:] = 1
     wire.send(ACQUISITION, spoilt)
-    assert "came twice" in wire.read().content
+    assert "arrived twice" in wire.read().content
     held.go_on.set()
     first, _ = small.heard(wire)
     again, _ = small.heard(small.begun(connect, service, scan, range(small.SIZE)))
     assert not any(one["would_stop"] == "true" for one in first + again)
-    assert all("came twice" in one["fault"] for one in first)
+    assert all("arrived twice" in one["fault"] for one in first)
     assert len(again) > len(first) == len(scan.kspace)
     told = read_audit_log(tmp_path / "states" / "log.jsonl")
     assert not any(line["stop"] for line in told)

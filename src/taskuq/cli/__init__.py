@@ -1,1 +1,1 @@
-"""Command line: each command calls one function and prints one path."""
+"""Command line of taskuq."""

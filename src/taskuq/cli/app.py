@@ -1,4 +1,4 @@
-"""Command line: table of commands, arguments, output, exit status."""
+"""Entry point of the command line, and parsing and printing shared by its commands."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MOST = {"seed": 2**63 - 1, "splits": 10**8, "size": 2**13, "coils": 2**12, "port
 
 
 def command(name: str) -> Callable[[T], T]:
-    """Return a decorator that documents and checks a command, or documents an options class."""
+    """Return a decorator that adds the help texts of ``name`` and checks of the arguments."""
 
     def document(function: T) -> T:
         texts = OPTIONS | (GOAL if name == "goal" else COMMANDS[name])
@@ -72,7 +72,7 @@ def command(name: str) -> Callable[[T], T]:
 
 
 def _checked(function: Any) -> Any:
-    """Return a command that refuses integers out of range and outputs that are also inputs."""
+    """Return a command that refuses integers out of range and output files that are also inputs."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def _refuse_own_input(arguments: Mapping[str, Any]) -> None:
 
 
 def _convert(type_: Any, tokens: Sequence[cyclopts.Token]) -> Any:
-    """Convert as cyclopts does, but refuse fractions for integers."""
+    """Convert command-line tokens to a type like cyclopts, but refuse fractions for integers."""
     if int in (type_, *get_args(type_)):
         for token in tokens:
             if re.search(r"\.\d*[1-9]", token.value):
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _release_stdout() -> None:
-    """Discard pending output if the pipe is closed or the disk is full."""
+    """Flush stdout, or discard the pending output if it cannot be written."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -221,7 +221,7 @@ def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
 
 
 def _name_options(sentence: str, words: Sequence[str]) -> str:
-    """Replace Python arguments in a message by options: max_width=0.1 by --max-width 0.1."""
+    """Replace Python arguments in a message by options, e.g. max_width=0.1 by --max-width 0.1."""
     if (name := _command(words)) is None:
         return sentence
     goal = GOAL if name in ("plan", "simulate") else {}
@@ -240,7 +240,7 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _print_warnings() -> None:
-    """Print the warnings of taskuq as sentences."""
+    """Make Python print each checksum or guarantee warning once, without its source line."""
     show, printed = warnings.showwarning, set()
 
     def print_warning(message: Any, category: Any, *where: Any, **more: Any) -> None:
@@ -291,7 +291,7 @@ def parse_per_task(
     needed: str = "a number, or one per task as in lesion=0.1,area=20",
     code: Code = "value.invalid",
 ) -> Any:
-    """Parse one value for all tasks, or a mapping from tasks to values."""
+    """Parse one value for all tasks, or TASK=VALUE pairs into a dictionary."""
     try:
         if text is None or "=" not in text:
             return None if text is None else read(text)
@@ -312,7 +312,7 @@ def parse_list(text: str) -> tuple[str, ...]:
 
 
 def parse_number_or_name(text: str) -> float | str:
-    """Parse a number, such as an acceleration, or a name."""
+    """Parse a number, such as an acceleration; return any other text as a name."""
     try:
         return float(text)
     except ValueError:
@@ -320,7 +320,7 @@ def parse_number_or_name(text: str) -> float | str:
 
 
 def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
-    """Parse NAME=VALUE pairs."""
+    """Parse NAME=VALUE pairs into a dictionary."""
     if text is None:
         return None
     pairs = [part.partition("=") for part in parse_list(text)]
@@ -330,7 +330,7 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
 
 
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
-    """Load a table, or some of its tasks, with the declared range."""
+    """Load a table with the values of --range and --task."""
     from taskuq.table._table import TaskOutputs
 
     needed = "low,high, or as in lesion=0:1,area=0:inf"
@@ -361,7 +361,7 @@ def print_wrapped(lines: Sequence[str]) -> None:
 
 
 def print_table_notes(table: TaskOutputs) -> None:
-    """Print warnings about a table."""
+    """Print a note on incomplete cases and on an undeclared range of a table."""
     from taskuq.table._table import suggest_range
 
     if count := len(table.missing_cases):
@@ -385,7 +385,7 @@ Row = Sequence[tuple[str, str]]
 
 
 def show_table(title: str, rows: Sequence[Row], *, to_stderr: bool = False) -> None:
-    """Print a table whose rows all have the same columns."""
+    """Print rows of (column, text) pairs as a table; all rows must have the same columns."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -399,16 +399,16 @@ def show_table(title: str, rows: Sequence[Row], *, to_stderr: bool = False) -> N
     Console(stderr=to_stderr, width=max(100, width), highlight=False).print(table)
 
 
-MARKED = "Worst coverages are measured; ! marks those over two standard errors below {:g}."
+MARKED = "Worst coverages are measured; ! marks those more than two standard errors below {:g}."
 
 
 def mark_coverage(part: Any, *, is_below: bool) -> str:
-    """Return the coverage of a class or site for a table."""
+    """Format the coverage and the name of a class or site, with a mark if coverage is too low."""
     return f"{part.coverage:.3f} ({part.name}){' !' * is_below}"
 
 
 def print_json(record: Mapping[str, Any], path: str | None, *, private: bool = False) -> None:
-    """Write JSON to a file or stdout."""
+    """Write JSON to a file, or to stdout if the path is '-'; without a path, do nothing."""
     if path == "-":
         print_result(json_text(record))
     elif path is not None:

@@ -164,7 +164,7 @@ def sample_size(
 def _rows(
     table: TaskOutputs, k: int, acceleration: float | None, interval: Interval
 ) -> Iterator[Sequence[Any]]:
-    """Yield the rows of the CSV file, one block of cases at a time."""
+    """Yield the header of the CSV file, then one row per case and task."""
     yield ["case", "group", "acceleration", "task", "lower", "upper", "width", "center",
            "target", "covered"]  # fmt: skip
     import numpy as np
@@ -198,7 +198,7 @@ def _texts(values: FloatArray) -> list[str]:
 def _round(
     table: TaskOutputs, given: str | None, default: float | None = None
 ) -> tuple[int, float | None]:
-    """Return the index and the acceleration of a round."""
+    """Return the index and the acceleration of the requested, the default or the only round."""
     import numpy as np
 
     choice = default if given is None else app.parse_number_or_name(given)
@@ -279,7 +279,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     how = "all splits, exactly" if first.splits is None else f"{first.splits} random splits"
     title = (
         f"{how} by {first.unit}: {first.n_calibration} to calibrate, {first.n_test} to test, "
-        f"alpha {first.alpha:g}; for {first.coverage_unit}"
+        f"alpha {first.alpha:g}; coverage of {first.coverage_unit}"
     )
     several = len({r.task for r in record.results}) > 1
     by_one = first.width_single_quantile is not None
@@ -315,18 +315,18 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     _print_left_out(record, to_stderr=to_stderr)
     if by_one:
         app.print_message(
-            "'by one' is the width relative to that with one quantile for both ends. Do not choose "
-            "between the two on the calibration cases, or the guarantee is void."
+            "'by one' is the mean width divided by the mean width with one quantile for both ends. "
+            "Choosing between the two kinds on the calibration cases voids the guarantee."
         )
     if fits := [r.histogram for r in record.results if r.histogram is not None]:
         worst = f"p-value {min(fit.p_value for fit in fits):.2g} of {len(fits)}"
         app.print_message(
-            f"Coverage and its exact law: smallest goodness-of-fit {worst}. {fits[0].reading}"
+            f"Fit of coverage over splits to its exact law: smallest {worst}. {fits[0].reading}"
         )
 
 
 def _print_left_out(record: EvaluationRecord, *, to_stderr: bool) -> None:
-    """Print the coverage of each site after calibration on all others."""
+    """Print the coverage of each site after calibration on all other sites."""
     number = partial(app.format_number, digits=3)
     rows = [
         [
@@ -343,7 +343,7 @@ def _print_left_out(record: EvaluationRecord, *, to_stderr: bool) -> None:
         for part in r.site_left_out
     ]
     if rows:
-        title = "each site after calibration on all others, measured; ± is one standard error"
+        title = "each site after calibration on all other sites; ± is one standard error"
         app.show_table(title, rows, to_stderr=to_stderr)
 
 
@@ -353,7 +353,7 @@ def _worst(result: Evaluation, kind: str) -> str:
 
 
 def _ratio(result: Evaluation) -> str:
-    """Return the mean width divided by that with one quantile for both ends, as text."""
+    """Format the ratio of the mean width to the mean width with one quantile for both ends."""
     width, by_one = result.width.mean, getattr(result.width_single_quantile, "mean", math.nan)
     return f"{width / by_one:.3f}" if math.isfinite(width) and 0 < by_one < math.inf else "-"
 

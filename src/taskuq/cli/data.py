@@ -51,7 +51,7 @@ def check(
 def _reader(
     source: Path, *, labels: Path | None, pathology: str, group: Group, **volumes: Any
 ) -> DataConfig:
-    """Return the reader of a folder or file."""
+    """Return the configuration that reads a folder or file of data."""
     if not source.exists():
         raise InputError(f"{source} does not exist", code="file.missing")
     if source.suffix == ".toml":
@@ -270,7 +270,7 @@ def masks(
 def _show_masks(
     masks: BoolArray, rates: Sequence[float], figure: Path, output: Path, lines: str | None = None
 ) -> None:
-    """Plot masks; print the number of lines of each and, unless learned, of its centre."""
+    """Plot masks; print the lines of each mask and, unless it is learned, of its centre."""
     from taskuq.report.figures import draw_all
     from taskuq.report.figures._imaging import masks_figure
 

@@ -140,7 +140,7 @@ def quality(
 
 
 def quality_lines(record: dict[str, Any]) -> list[str]:
-    """Return a record of image quality as lines of text."""
+    """Format an image-quality record as a table, one text per line."""
     rows = record["results"]
     shown = [(name, digits) for name, digits in _DIGITS.items() if any(name in r for r in rows)]
     lines = ["  R method      " + "".join(f"{name.upper():16s}" for name, _ in shown) + "FID"]

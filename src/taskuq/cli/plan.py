@@ -41,7 +41,7 @@ class _Goal:
 
     @property
     def levels(self) -> dict[str, Any]:
-        """Parsed --max-width, --at-least and --at-most: one value, or one per task."""
+        """Parsed --max-width, --at-least and --at-most by name: a number, or one per task."""
         return {
             name: app.parse_per_task(getattr(self, name), name.replace("_", "-"))
             for name in ("max_width", "at_least", "at_most")
@@ -49,7 +49,7 @@ class _Goal:
 
     @property
     def guarantee(self) -> dict[str, Any]:
-        """Options that set the unit and the conditions of the guarantee."""
+        """Keyword arguments of :func:`taskuq.plan` for the unit and conditions of the guarantee."""
         return {
             "unit": self.unit,
             "cases": app.parse_number_or_name(self.cases),
@@ -92,7 +92,7 @@ def plan(
     app.print_table_notes(loaded)
     app.print_message(str(made))
     for name, R in made.provenance.get("chosen", {}).get("mean_acceleration", {}).items():
-        app.print_message(f"{name}: mean acceleration {R:.2f} on the cases of the comparison")
+        app.print_message(f"{name}: mean acceleration {R:.2f} on held-out cases")
     if made.certificate:
         app.print_message(_acceleration(made.certificate))
         for kind in ("class", "site"):
@@ -100,14 +100,14 @@ def plan(
                 width = "–" if (mean := part["width"]) is None else f"{mean:.3g}"
                 app.print_message(
                     f"{kind} {part[kind]}: mean acceleration {part['mean_acceleration']:.2f}, "
-                    f"coverage {part['coverage']:.3f}, width of early reports {width}, on "
+                    f"coverage {part['coverage']:.3f}, mean width of early stops {width}, on "
                     f"{part['cases']} calibration cases"
                 )
     if (without := made.certificate.get("mean_acceleration_without_given")) is not None:
         cost = 1 - made.certificate["mean_acceleration"] / without
         app.print_message(
             f"Without --given {goal.given} the mean acceleration would be {without:.2f}; the "
-            f"stronger guarantee costs {100 * cost:.3g} %."
+            f"stronger guarantee lowers it by {100 * cost:.3g} %."
         )
     app.print_result(str(made.save(output)))
     if change_control is not None:
@@ -216,7 +216,7 @@ def simulate(
 def _plans(
     policies: tuple[str, ...], options: dict[str, str], goal: _Goal, stop: Goal | Goals
 ) -> list[PolicySpec]:
-    """Return every policy with every combination of its options."""
+    """Return one plan for each policy and each combination of its options."""
     from taskuq.policy._kinds import POLICIES, PolicySpec
 
     def values(option: str) -> tuple[Any, ...]:
@@ -280,14 +280,14 @@ def _print(
         f"Coverage is for {first.coverage_of}; mean R and other means are for {first.mean_over}"
         + ("; 'R by case' weights every case equally" if unequal else "")
         + ". ± is the standard error over samples of groups (or cases), calibration included."
-        + ("" if has_widths else " Widths by task: taskuq evaluate and taskuq report.")
+        + ("" if has_widths else " For widths by task, use taskuq evaluate or taskuq report.")
     )
     if kinds:
         app.print_message(app.MARKED.format(1 - first.alpha))
 
 
 def _worst(result: Simulation, kind: str) -> str:
-    """Return the class or site with the lowest coverage, marked if it is too low."""
+    """Format the lowest coverage of any class or site, marked if it is too low."""
     from taskuq.report._records import parts_of
 
     known = [part for part in parts_of(result.to_dict(), kind) if part.coverage >= 0]

@@ -118,7 +118,7 @@ def run(
 
 
 def _kept(text: str) -> int | tuple[str, ...]:
-    """Parse the cases to keep: a number of cases, or their names."""
+    """Parse --keep-images: a number of cases, or the names of the cases."""
     return int(text) if text.isdecimal() else tuple(app.parse_list(text))
 
 

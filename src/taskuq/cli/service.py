@@ -34,7 +34,7 @@ def audit(log: Path, *, scan: str | None = None, expect: str | None = None) -> N
     for note in backward_times(lines):
         _print_escaped(f"{log}: {note}")
     end = lines[-1]["hash"] if lines else "-"
-    since = "" if expect is None else f", {lines_after(lines, expect)} of them after --expect"
+    since = "" if expect is None else f", {lines_after(lines, expect)} after that of --expect"
     app.print_result(f"{log}: {len(lines)} lines{since}, the hash chain is valid and ends in {end}")
 
 
@@ -112,8 +112,8 @@ def monitor(
     ]
     title = (
         f"{test.units - before} new {test.policy.guarantee.unit}s, {test.units} in all; evidence "
-        f"is weighted by each statistic's share of delta; {1 / test.delta:g} in one statistic "
-        "withdraws the guarantee"
+        f"is weighted by each statistic's share of delta; evidence of {1 / test.delta:g} in any "
+        "statistic withdraws the guarantee"
     )
     app.show_table(title, rows)
     app.print_message(test.statement)
@@ -170,13 +170,13 @@ def serve(
     service.start()
     _print_terms(model)
     if config.host != LOOPBACK:
-        text = f"Every client that reaches {config.host} is accepted; use a proxy with login."
+        text = f"Every client that reaches {config.host} is accepted; use a proxy with a login."
         app.print_message(text)
     health = ""
     if config.health_port is not None:
         health = f", health at http://{config.host}:{service.health_port}/"
     place = f"{config.host}, port {service.port}{health}"
-    app.print_message(f"Listening on {place}; Ctrl-C or SIGTERM ends it.")
+    app.print_message(f"Listening on {place}; Ctrl-C or SIGTERM stops the server.")
     service.log("info", "listening", port=service.port, policy=model.policy.fingerprint)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *signal: ended.set())
@@ -193,7 +193,7 @@ def _print_terms(model: ServiceModel) -> None:
     if model.shadow:
         app.print_message("Shadow mode: decisions are logged, and all lines are requested.")
     if "fingerprints" not in model.policy.provenance:
-        app.print_message("The policy does not record its networks and masks: check them.")
+        app.print_message("The policy does not record its networks and masks: check yours.")
 
 
 @app.command("export")

@@ -1,4 +1,4 @@
-"""Calibration and evaluation of bounds: scores, quantiles and guarantees, in NumPy."""
+"""Conformal calibration with scores, quantiles and guarantees; evaluation of intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrated bounds and their thresholds."""
+"""Calibrated bounds and their conformal quantiles."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from taskuq.protocols import Score
 
 
 class Threshold(ABC):
-    """Calibrated threshold, which gives the quantile of each new case."""
+    """Conformal quantiles of a bound, one for each new case."""
 
     @abstractmethod
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
-        """Return the quantile of each of ``cases`` new cases."""
+        """Return the conformal quantile of each of ``cases`` new cases."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values, infinity as a string."""
+        """Return all fields as JSON values; infinity becomes a string."""
 
     @property
     @abstractmethod
     def quantiles(self) -> tuple[float, ...]:
-        """Largest quantile, or the quantiles of the lower and the upper end."""
+        """Largest quantile of any case; with one quantile per end, that of each end."""
 
     @property
     def quantile(self) -> float:
@@ -55,8 +55,6 @@ class Threshold(ABC):
 
 @dataclass(frozen=True)
 class SingleQuantile(Threshold):
-    """Same quantile for every case."""
-
     kind: ClassVar[str] = "one"
     value: float
 
@@ -80,7 +78,7 @@ class SingleQuantile(Threshold):
 
 @dataclass(frozen=True)
 class StratumQuantiles(Threshold):
-    """One quantile per stratum; infinite for strata without calibration cases."""
+    """One conformal quantile per stratum; infinite for strata without calibration cases."""
 
     kind: ClassVar[str] = "strata"
     by_stratum: Mapping[str, float]
@@ -107,7 +105,7 @@ class StratumQuantiles(Threshold):
 
 @dataclass(frozen=True)
 class WeightedQuantile(Threshold):
-    """Quantile of weighted scores, for a known shift of the inputs."""
+    """Conformal quantile of weighted scores, for a known shift of the inputs."""
 
     kind: ClassVar[str] = "weighted"
     scores: FloatArray
@@ -128,7 +126,7 @@ class WeightedQuantile(Threshold):
 
     @property
     def largest_weight(self) -> float:
-        """Weight above which a new case gets an infinite quantile."""
+        """Weight of a new case above which its quantile is infinite."""
         level = exact_alpha(self.alpha)
         return float(level / (1 - level)) * float(self.weights.sum())
 
@@ -179,7 +177,7 @@ class WeightedQuantile(Threshold):
 
 @dataclass(frozen=True)
 class EndQuantiles(Threshold):
-    """Separate quantiles of the lower and the upper end."""
+    """Separate conformal quantiles of the lower and the upper end."""
 
     kind: ClassVar[str] = "each"
     lower: Threshold
@@ -216,7 +214,6 @@ def _threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
 
 
 def as_weights(values: Any, cases: int) -> FloatArray:
-    """Validate one positive weight per case."""
     weights = as_real_array(values, "weights", ndim=(1,)).astype(float)
     if weights.shape != (cases,) or (weights <= 0).any():
         got = f"shape {weights.shape} with minimum {weights.min(initial=np.inf):g}"
@@ -238,7 +235,7 @@ class BaseBound(Displayed, ABC):
     @property
     @abstractmethod
     def _parts(self) -> tuple[tuple[Score, float], ...]:
-        """Scores with their quantiles."""
+        """Pairs of a score and its quantile."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -274,12 +271,12 @@ class Bound(BaseBound):
 
     Args:
         score: Score that defines the intervals.
-        threshold: Quantile of each case.
+        threshold: Conformal quantile, the same for all cases or one for each new case.
         guarantee: Finite-sample guarantee of the intervals.
         samples: Number of posterior samples per case; new cases need as many.
-        rounds: Number of rounds that the score uses; 1 for the current round only.
+        rounds: Number of rounds whose outputs the score uses; 1 for the current round only.
         task_range: Range to which intervals are clipped.
-        acceleration: Acceleration of the outputs, if given.
+        acceleration: Acceleration of the measurements, if given to :func:`taskuq.calibrate`.
         provenance: Origin of the calibration data.
 
     Example:
@@ -308,17 +305,17 @@ class Bound(BaseBound):
 
     @property
     def alpha(self) -> float:
-        """The error rate."""
+        """Error rate."""
         return self.guarantee.alpha
 
     @property
     def quantile(self) -> float:
-        """Quantile (the largest over strata); infinite if there are too few calibration units."""
+        """Conformal quantile, the largest over strata; infinite with too few calibration units."""
         return self.threshold.quantile
 
     @property
     def is_finite(self) -> bool:
-        """True if the quantile is finite; otherwise the guarantee's caveat gives the reason."""
+        """True if the quantile is finite; if not, ``guarantee.caveat`` gives the reason."""
         return bool(np.isfinite(self.quantile))
 
     @property
@@ -335,15 +332,15 @@ class Bound(BaseBound):
         """Return the interval of each new case.
 
         Args:
-            outputs: Task outputs (case, sample), or (sample,) of one case.
+            outputs: Task outputs of new cases (case, sample), or of one case (sample,).
             strata: Stratum of each case, for a bound calibrated with strata.
             weights: Weight of each case, for a bound calibrated with weights.
 
         Raises:
-            InputError: If the number of samples differs from calibration.
+            InputError: If the number of samples differs from that in calibration.
 
         Warns:
-            GuaranteeWarning: If some of the cases were used for calibration.
+            GuaranteeWarning: If some of these cases were used for calibration.
         """
         given, names = {"outputs": outputs, "strata": strata, "weights": weights}, case_ids(outputs)
         outputs, strata, weights = align_cases(given).values()
@@ -370,7 +367,7 @@ class Bound(BaseBound):
     __call__ = predict
 
     def coverage_law(self, n_test: int) -> CoverageLaw:
-        """Return the exact distribution of the coverage of ``n_test`` new cases, without ties."""
+        """Return the exact distribution of coverage over ``n_test`` new cases, if no scores tie."""
         g = self.guarantee
         if g.unit == "group" or g.condition or g.weighted or g.quantiles_per_interval > 1:
             message = "the law of coverage needs exchangeable cases and one quantile for all"

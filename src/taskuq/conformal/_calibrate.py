@@ -1,4 +1,4 @@
-"""Calibration of one task, with units held out for tuning."""
+"""Calibration of intervals for one task."""
 
 from __future__ import annotations
 
@@ -65,8 +65,6 @@ from taskuq.table._table import TableLike, TaskOutputs, is_stored
 
 
 class RoundArrays(NamedTuple):
-    """Unvalidated arrays of one round."""
-
     outputs: Any
     targets: Any
     group: Any
@@ -79,14 +77,14 @@ class RoundArrays(NamedTuple):
 
     @property
     def labels(self) -> dict[str, Any]:
-        """Round and task as fields of a result."""
+        """Acceleration, name of the round and task, as fields of a result."""
         task = (self.task_names or ("task",))[0]
         named = {"round_name": self.round_name, "task": None if task == "task" else task}
         return {"acceleration": self.acceleration, **named}
 
 
 def aligned(outputs: Any, targets: Any, **others: Any) -> list[Any]:
-    """Align the cases of outputs, targets and other arrays; load a stored table."""
+    """Return outputs, targets and other arrays with their cases in one order; load a table."""
     if targets is None and is_stored(outputs):
         outputs = TaskOutputs.load(outputs)
     return list(align_cases({"outputs": outputs, "targets": targets, **others}).values())
@@ -103,7 +101,7 @@ def as_round(
     *,
     joint: bool = False,
 ) -> RoundArrays:
-    """Return the arrays of one round, for one or several tasks, from arrays or a table."""
+    """Return the arrays of one round, taken from a table or from the arguments."""
     if not isinstance(outputs, TaskOutputs):
         if targets is None:
             message = "targets are missing; pass outputs and targets, or a table that has both"
@@ -153,7 +151,7 @@ def _round_index(table: TaskOutputs, targets: Any, acceleration: float | str | N
 
 
 def require_own_targets(table: TaskOutputs, targets: Any = None) -> None:
-    """Raise InputError if a table has no targets or if targets are also given as an argument."""
+    """Raise InputError if a table has no targets, or if ``targets`` is given in addition."""
     if targets is not None:
         raise InputError("the table has its own targets; remove targets=", code="option.unused")
     if not table.has_targets:
@@ -162,26 +160,25 @@ def require_own_targets(table: TaskOutputs, targets: Any = None) -> None:
 
 
 def needs_tuning(score: Score) -> TypeGuard[FittedScore]:
-    """Return True if a score must be fitted to other cases before calibration."""
     return isinstance(score, FittedScore) and score.needs_tuning
 
 
 def tuning_fraction(score: Score) -> float:
-    """Return the fraction of units held out to fit a score to targets."""
+    """Return the fraction of units to hold out for fitting a score to targets."""
     if needs_tuning(score) and score.tuning_needs_targets:
         return score.tuning_fraction
     return 0.0
 
 
 def is_self_tuned(score: Score, delta: float | None = None) -> TypeGuard[SelfTunedScore]:
-    """Return True if a score is fitted without held-out units."""
+    """Return True if a score is fitted to the calibration units, with none held out."""
     return delta is None and isinstance(score, SelfTunedScore) and score.needs_tuning
 
 
 def tuning_units(
     score: Score, unit: Unit, units: int, alpha: Level, delta: float | None, least: float = 0.0
 ) -> int:
-    """Return the number of units to hold out, at least a fraction ``least`` of all units."""
+    """Return the number of units to hold out; ``least`` is the smallest fraction."""
     held_out = tuning_count(units, least, alpha) if least else 0
     if not needs_tuning(score):
         return held_out
@@ -194,7 +191,10 @@ def tuning_units(
 
 
 def tuning_count(units: int, fraction: float, alpha: Level) -> int:
-    """Return a tuning-set size near a fraction that leaves n units with alpha (n + 1) whole."""
+    """Return a tuning-set size close to the given fraction of the units.
+
+    If possible, alpha (n + 1) is an integer for the n remaining units.
+    """
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
     left = units - take
@@ -211,7 +211,6 @@ def tuned_score(
     range_: TaskRange,
     group: np.ndarray | None,
 ) -> Score:
-    """Return the score fitted to the given cases; unchanged if it needs no fit."""
     if not needs_tuning(score):
         return score
     return score.fit(rounds_for_score(score, outputs), targets, range_=range_, group=group)
@@ -245,40 +244,47 @@ def calibrate(
 ) -> Bound:
     r"""Calibrate intervals that contain the target of a new case with probability 1 - alpha.
 
-    With the scores :math:`s_i = s(\hat z_i, z_i)` of the calibration cases and their conformal
-    quantile :math:`\hat q`, the interval of a new case is
+    With the nonconformity scores :math:`s_i = s(\hat z_i, z_i)` of the calibration cases and their
+    conformal quantile :math:`\hat q`, the interval of a new case is
 
     .. math:: \mathcal C(\hat z) = \{ z : s(\hat z, z) \le \hat q \}
 
     Args:
-        outputs: Task outputs on recovered images (case, sample), (case,) for point estimates, or
-            (round, case, sample) with the current round last; or a table of task outputs.
+        outputs: A table of task outputs, or task outputs on reconstructions: (case, sample),
+            (case,) for point estimates, or (round, case, sample) with the current round last.
         targets: Task outputs on the true images (case,); omit with a table.
         alpha: Error rate in (0, 1).
-        score: ar, lwr, cqr, mlwr, learned, another registered name, or a score object.
+        score: 'ar', 'lwr', 'cqr', 'mlwr', 'learned', the name of a score that you registered, or
+            a score object.
         group: Group of each case (case,), e.g. its patient.
         site: Site of each case (case,), e.g. its hospital, for ``unit='site'``.
-        unit: Exchangeable unit, 'case', 'group' or 'site' (a random case of a random group of a
-            new site); default: 'group' if groups are given.
-        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
-        delta: Allowed probability, over calibration sets, of a coverage below 1 - alpha.
-        label: Class of each case; the guarantee holds within each class, and new cases need no
-            label.
-        strata: Stratum of each case, a function of the inputs; the guarantee holds within each
-            stratum, and new cases need their stratum.
-        condition_on: With groups and strata or labels, the unit drawn at random: 'case', a random
-            case of a new group, given its stratum (default), or 'group', a random case of the
-            stratum in a new group that contains it (default if ``cases`` is 'all' or a fraction).
-        delta_scope: With delta and strata, 'each' if delta holds for each stratum, 'all' if for
-            all strata jointly.
-        weights: Likelihood ratios of new inputs to calibration inputs; new cases need their weight.
-        side: 'two', 'upper' or 'lower'; 'each' for a quantile per end at half the error rate.
-        task_range: Range of the task; intervals are clipped to it.
-        tuning: Outputs and targets of other cases to which a score is fitted. Without it, `learned`
-            holds out three tenths of the units; `mlwr` uses the outputs of all units or,
-            with ``delta``, of a tenth that is held out.
-        acceleration: Round of a table, by acceleration or name; stored with the bound.
-        task: Task of a table.
+        unit: Exchangeable unit: 'case'; 'group', to cover a random case of a new group; or
+            'site', to cover a random case of a random group of a new site. Default: 'group' if
+            groups are given.
+        cases: With groups, the cases of a new group that are covered: 'random' for one random
+            case, 'all', or a number in (0, 1] for at least this fraction of its cases.
+        delta: Largest probability, over calibration sets, of a coverage below 1 - alpha; default:
+            coverage is at least 1 - alpha on average over calibration sets.
+        label: Class of each case. The guarantee holds within each class; the class of a new case
+            need not be known.
+        strata: Stratum of each case, which may depend only on its inputs. The guarantee holds
+            within each stratum; pass the strata of new cases to the bound.
+        condition_on: With groups and ``label`` or ``strata``: 'case' (default) covers a random
+            case of a new group, given its class or stratum. 'group' covers a random case among
+            those of the class or stratum in a new group that has such cases; it is the default
+            if ``cases`` is 'all' or a fraction.
+        delta_scope: With ``delta`` and ``strata``: 'each' (default) if delta holds for each stratum
+            separately, 'all' if it holds for all strata jointly.
+        weights: Ratio of the densities of new and calibration inputs at each case; pass the
+            weights of new cases to the bound.
+        side: 'two' for two-sided intervals, 'upper' or 'lower' for one-sided bounds, 'each' for
+            two-sided intervals with a quantile per end, each at half the error rate.
+        task_range: Range (low, high) of the task, to which intervals are clipped.
+        tuning: Outputs and targets of other cases, to which the score is fitted. Without them,
+            'learned' holds out three tenths of the units for its fit; 'mlwr' is fitted to all
+            units or, with ``delta``, to a tenth that is held out.
+        acceleration: Round to use of a table, by acceleration or name; stored with the bound.
+        task: Task to use of a table with several tasks.
         seed: Integer or Generator for the random choice of units to hold out, if any.
 
     Returns:
@@ -359,7 +365,7 @@ def _fit(
     range_: TaskRange,
     seed: int | np.random.Generator | None,
 ) -> tuple[Score, IntervalFamily | BracketedFamily, BoolArray]:
-    """Return the fitted score, the nested intervals of the calibration cases, and their mask."""
+    """Return the fitted score, the intervals of all cases, and a mask of the calibration cases."""
     unit, ends = guarantee._unit, guarantee.quantiles_per_interval
     kept = np.ones(len(targets), bool)
     if not isinstance(score, FittedScore):
@@ -436,7 +442,7 @@ def _calibrate_threshold(
     group: np.ndarray | None,
     condition: tuple[str, np.ndarray] | None,
 ) -> tuple[Guarantee, Threshold]:
-    """Return the guarantee with its caveats, and the threshold of scores (case,) or (end, case)."""
+    """Return the guarantee with its caveats, and the quantiles of scores (case,) or (end, case)."""
     if not kept.all():
         scores, guarantee = scores[..., kept], replace(guarantee, n_cases=int(kept.sum()))
         group = None if group is None else group[kept]

@@ -1,4 +1,4 @@
-"""Calibration of posterior samples; comparison of two tables."""
+"""Test of posterior samples for calibration, and of two tables for exchangeability."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_BINS, CASES_PER_BIN = 20, 10
 
 @dataclass(frozen=True)
 class Estimate:
-    """Measured value, its standard error (NaN for one unit), and the value if calibrated."""
+    """Measured statistic, its standard error (NaN for one unit) and its value if calibrated."""
 
     value: float
     se: float
@@ -39,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RankBin:
-    """Bar of a rank histogram: cases with ``first`` to ``last`` samples below the truth."""
+    """Bar of a rank histogram: the cases with ``first`` to ``last`` samples below the truth."""
 
     first: int
     last: int
@@ -52,19 +52,20 @@ class RankBin:
 
 @dataclass(frozen=True)
 class SampleDiagnosis:
-    """Calibration of the samples of one round, task and class.
+    """Calibration test of the posterior samples of one round, task and class.
 
     Args:
         acceleration: Acceleration of the round, if given.
         round: Name or acceleration of the round.
         task: Name of the task.
-        label: Class of the cases; None for all cases.
+        label: Class; None for the cases of all classes.
         n: Number of cases.
         n_units: Number of groups, or of cases without groups.
-        histogram: Rank histogram of the truth among the samples, with its 95 % band.
+        histogram: Histogram of the rank of the truth among the samples, with a 95 % band.
         crps: Mean continuous ranked probability score; smaller is better.
-        outside: Fraction of truths outside all samples.
-        spread_over_error: Ratio of RMS spread to RMS error of the mean; below 1 if under-dispersed.
+        outside: Fraction of cases whose truth is below or above all samples.
+        spread_over_error: RMS spread of the samples over RMS error of their mean; below 1 if the
+            samples are under-dispersed.
         bias: Mean over cases of the sample mean minus the truth.
         verdict: 'calibrated' if all bars are in the band; otherwise 'under-dispersed',
             'over-dispersed', 'biased' or 'miscalibrated'.
@@ -86,7 +87,7 @@ class SampleDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Calibration of posterior samples by round and task: all cases first, then each class."""
+    """Calibration tests of posterior samples by round and task: for all cases, then by class."""
 
     results: tuple[SampleDiagnosis, ...]
     samples: int
@@ -127,18 +128,19 @@ def diagnose(
     r"""Test whether posterior samples are calibrated (simulation-based calibration).
 
     If the truth and :math:`p` samples are exchangeable, the rank of the truth is uniform on
-    :math:`0, \dots, p`. A truth tied with samples counts equally for each possible rank. All
-    :math:`B` bars of calibrated samples lie in the band with probability at least 0.95: it contains
-    a binomial fraction of :math:`n` cases except for two tails, each of probability
-    :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective size :math:`N^2 / \sum_v n_v^2`.
+    :math:`0, \dots, p`. A truth tied with samples counts equally for each possible rank. For
+    calibrated samples, all :math:`B` bars of the histogram lie in the band with probability at
+    least 0.95: the band of each bar contains a binomial fraction of :math:`n` cases except for two
+    tails, each of probability :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective size
+    :math:`N^2 / \sum_v n_v^2`.
 
-    Also measured, with jackknife standard errors over groups (or cases): the fair CRPS; the
+    Further statistics have jackknife standard errors over groups (or cases): the fair CRPS; the
     fraction of truths outside all samples, :math:`2 / (p + 1)` if calibrated; the bias; and
 
     .. math:: \frac{\text{spread}}{\text{error}} = \sqrt{\frac{(1 + 1/p) \sum_i s_i^2}
         {\sum_i (z_i - \bar z_i)^2}}
 
-    with the unbiased sample variance :math:`s_i^2`. This ratio is 1 if calibrated.
+    with the unbiased variance :math:`s_i^2` of the samples. The ratio is 1 if they are calibrated.
 
     Args:
         outputs: Task outputs (case, sample) or (round, case, sample), or a table.
@@ -150,7 +152,7 @@ def diagnose(
         bins: Number of bars; default: up to 20, with at least 10 cases each.
 
     Returns:
-        Results for each round, task and class; ``print`` shows them as a table.
+        The results for each round, task and class; ``print`` shows them as a table.
 
     Raises:
         InputError: If arrays do not fit together, or there is one sample per case.
@@ -249,7 +251,7 @@ def _diagnose(
 
 
 def _jackknife(sums: FloatArray, p: int) -> list[Estimate]:
-    """Return statistics of per-unit sums (unit, column), with jackknife standard errors."""
+    """Return statistics of sums over each unit (unit, column), with jackknife standard errors."""
 
     def statistics(total: FloatArray) -> FloatArray:
         count, score, outside, bias, error, variance = total.T
@@ -285,7 +287,7 @@ def rank_histogram(outputs: FloatArray, targets: FloatArray) -> FloatArray:
 
 
 def _rank_bins(fractions: FloatArray, n: int, bins: int | None) -> tuple[RankBin, ...]:
-    """Return the bars of a histogram over ranks, with the band of n independent cases."""
+    """Return histogram bars, each with the band for ``n`` independent calibrated cases."""
     ranks = len(fractions)
     most = min(ranks, MOST_BINS, max(2, n // CASES_PER_BIN))
     if bins is not None and not 2 <= bins <= ranks:
@@ -302,7 +304,7 @@ def _rank_bins(fractions: FloatArray, n: int, bins: int | None) -> tuple[RankBin
 
 
 def binomial_band(n: int, p: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:
-    """Return the band of a binomial fraction, with probability at most alpha / 2 in each tail."""
+    """Return low and high ends that leave out at most alpha / 2 of a binomial in each tail."""
     from scipy.special import bdtr
 
     # A count at the edge, off by rounding, is inside.
@@ -327,16 +329,16 @@ def _verdict(histogram: tuple[RankBin, ...]) -> str:
 
 @dataclass(frozen=True)
 class ComparedStatistic:
-    """One statistic of two tables.
+    """Comparison of one statistic between two tables.
 
     Args:
         name: 'mean' or 'spread' of the samples, or 'error' of their mean.
         round: Name or acceleration of the round.
         task: Name of the task.
         first: Mean over the units of the first table.
-        second: Mean over the units of the second.
-        p_value: Exact p-value of this statistic alone.
-        adjusted: Holm's p-value, corrected for all statistics.
+        second: Mean over the units of the second table.
+        p_value: Exact p-value, not corrected for the other statistics.
+        adjusted: P-value corrected for all statistics by Holm's method.
     """
 
     name: str
@@ -357,7 +359,7 @@ class Comparison:
         unit: Unit, 'case' or 'group'.
         n_first: Number of units of the first table.
         n_second: Number of units of the second table.
-        permutations: Number of permutations drawn; None if all were enumerated.
+        permutations: Number of random permutations; None if all were enumerated.
     """
 
     results: tuple[ComparedStatistic, ...]
@@ -368,7 +370,7 @@ class Comparison:
 
     @property
     def p_value(self) -> float:
-        """P-value of exchangeability, the smallest of Holm's p-values."""
+        """P-value of exchangeability: the smallest p-value after Holm's correction."""
         return self.results[0].adjusted
 
     def to_dict(self) -> dict[str, Any]:
@@ -396,22 +398,23 @@ def compare(
     r"""Test whether the units of two tables are exchangeable, e.g. those of two scanners.
 
     Under exchangeability every assignment of the :math:`n + m` units to the tables is equally
-    likely. For each round and task, the difference :math:`d` between the mean ranks of the two
-    tables' units is compared with that under other assignments :math:`\pi_1, \dots, \pi_B`:
+    likely. For each statistic, round and task, the units of both tables are ranked. The difference
+    :math:`d` between the mean ranks of the tables is compared with :math:`d(\pi_b)`, the
+    difference under another assignment :math:`\pi_b`, for :math:`b = 1, \dots, B`:
 
     .. math:: p = \frac{1 + \#\{b : |d(\pi_b)| \ge |d|\}}{1 + B}
 
-    If there are at most :math:`B` assignments, all are used. The statistics of a unit are means
-    over its cases of the samples' mean and spread and, with targets, the error of the mean. Holm's
-    method corrects for all statistics, so a p-value at most :math:`\alpha` occurs with probability
-    at most :math:`\alpha` in exchangeable tables of any size. A large p-value is not evidence of
-    exchangeability: other or small differences remain undetected.
+    If there are at most :math:`B` assignments, all are used. The statistics of a case are the mean
+    and the spread of its samples and, with targets, the error of this mean; those of a unit are
+    their means over its cases. Holm's method corrects for all statistics: in exchangeable tables
+    of any size, the p-value is at most :math:`\alpha` with probability at most :math:`\alpha`. A
+    large p-value is not evidence of exchangeability, because some differences remain undetected.
 
     Args:
         first: A table or its path.
         second: A table of other units, with the same rounds, tasks and number of samples.
         unit: Exchangeable unit, 'case' or 'group'; default: 'group' if both tables have groups.
-        permutations: Number of random assignments, unless all can be enumerated.
+        permutations: Number :math:`B` of random assignments, unless all can be enumerated.
         seed: Integer or Generator for the random assignments.
 
     Raises:
@@ -467,7 +470,7 @@ def _statistic_names(table: TaskOutputs, has_error: bool) -> list[tuple[str, str
 
 
 def _unit_statistics(table: TaskOutputs, group: np.ndarray | None, has_error: bool) -> FloatArray:
-    """Return the statistics as means over the cases of each unit, (statistic, unit)."""
+    """Return each statistic as a mean over the cases of each unit, (statistic, unit)."""
     index, found = unit_index(table.cases, group), []
     for k in range(table.rounds):
         x, z = table.outputs[k].astype(float), table.targets_at(k)
@@ -480,7 +483,6 @@ def _unit_statistics(table: TaskOutputs, group: np.ndarray | None, has_error: bo
 
 
 def _double_ranks(values: FloatArray) -> NDArray[np.int64]:
-    """Return twice the mid-ranks."""
     ordered = np.sort(values)
     return np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right") + 1
 
@@ -488,7 +490,7 @@ def _double_ranks(values: FloatArray) -> NDArray[np.int64]:
 def _assignments(
     n: int, m: int, count: int | None, rng: np.random.Generator
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield blocks of assignments of n of n + m units: all of them, or a random selection."""
+    """Yield masks (assignment, unit) that choose n of n + m units: all, or ``count`` at random."""
     if count is None:
         every = np.array(list(combinations(range(n + m), n)))
         yield (every[:, :, None] == np.arange(n + m)).any(axis=1)

@@ -1,4 +1,4 @@
-"""Evaluation over random splits: overall, by class and by width."""
+"""Evaluation of scores over random splits: overall, by class, by site and by width."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ StratumCounts = dict[tuple[str, str], FloatArray]
 def _stratum_coverage(
     parts: Sequence[StratumCounts], kind: str, checked: EvaluationInputs, by_case: FloatArray
 ) -> tuple[StratumCoverage, ...]:
-    """Return the coverage of each stratum over the splits in which it has test cases."""
+    """Return the coverage in each stratum, over the splits that test cases of it."""
     found, unit = [], checked.unit
     members = {name: inside for of, name, inside in checked.parts if of == kind}
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
@@ -89,7 +89,7 @@ def _stratum_coverage(
 def _count_strata(
     options: _Options, pool: Pool, splitting: Splits, quantile: FloatArray
 ) -> StratumCounts:
-    """Return number, weight and covered weight of test cases by class, site and width range."""
+    """Count and weigh the test cases, and weigh the covered ones, by class, site and width."""
     checked, edges = options.checked, options.size_bins
     known = checked.parts
     if not known and not edges:
@@ -119,7 +119,7 @@ def _count_strata(
 
 
 def _sum_by_case(pool: Pool, splitting: Splits, quantile: FloatArray) -> FloatArray:
-    """Count how often each case is tested and covered, and add its widths, (3, case)."""
+    """Return how often each case is tested and covered, and its summed widths, (3, case)."""
     distinct, row = np.unique(quantile, axis=0 if quantile.ndim > 1 else None, return_inverse=True)
     sums, tested = np.zeros((3, len(pool.index))), splitting.count_tests(row.ravel(), len(distinct))
     step = max(1, TABLE_NUMBERS // len(pool.index))
@@ -134,7 +134,7 @@ def _sum_by_case(pool: Pool, splitting: Splits, quantile: FloatArray) -> FloatAr
 def _group_coverage(
     pool: Pool, splitting: Splits, quantile: FloatArray, share: Fraction
 ) -> FloatArray:
-    """Return the fraction of test groups with a given fraction of cases covered, (trial,)."""
+    """Return the fraction of test groups with enough cases covered, (trial,)."""
     enough = [math.ceil(share * int(size)) for size in np.bincount(splitting.unit_of_case)]
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))
 
@@ -187,32 +187,33 @@ def evaluate(
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
         \mathrm{width}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
 
-    With groups as the unit, no group is divided, and every group has equal weight. If ``cases``
-    is 'all' or a fraction, a group is covered if this fraction of its cases is, and coverage is
-    the fraction of groups covered. A case is covered if its reported interval contains its target.
+    with :math:`m` test cases. If groups are the units, no group is divided, and every group has
+    equal weight. If ``cases`` is 'all' or a fraction, a group counts as covered if at least this
+    fraction of its cases is covered, and coverage is the fraction of covered groups.
 
     Args:
         outputs: Task outputs as in :func:`taskuq.calibrate`, or a table with all arrays.
         targets: Targets (case,); omit with a table.
-        alpha: Error rate.
+        alpha: Error rate in (0, 1).
         score: Name or object of a score.
         splits: Number of random splits.
-        seed: Integer or Generator.
+        seed: Integer or Generator for the splits and tuning sets.
         group: Group of each case.
         site: Site of each case, for coverage by site.
         label: Class of each case, for class-conditional coverage.
-        unit: 'case' or 'group'; default: 'group' if groups are given.
-        cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
-        delta: Failure probability over calibration sets, as in :func:`taskuq.calibrate`.
-        side: 'two', 'upper', 'lower' or 'each'.
+        unit: Unit that is split, 'case' or 'group'; default: 'group' if groups are given.
+        cases: Cases of a new group that are covered, as in :func:`taskuq.calibrate`.
+        delta: Allowed probability of a lower coverage, as in :func:`taskuq.calibrate`.
+        side: 'two', 'upper', 'lower' or 'each', as in :func:`taskuq.calibrate`.
         task_range: Range to which intervals are clipped.
-        size_bins: Edges of the width ranges for size-stratified coverage.
-        tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
-        acceleration: Round of a table, by acceleration or name.
-        task: Task of a table.
+        size_bins: Edges of ranges of interval width; coverage is also returned for each range.
+        tuning_repeats: Number of random tuning sets, if the score is fitted to held-out targets;
+            results are averaged over them.
+        acceleration: Round to use of a table, by acceleration or name.
+        task: Task to use of a table with several tasks.
 
     Returns:
-        Coverage, width and centre error over the splits, overall, by class and by width.
+        Coverage, width and centre error over the splits: overall, by class, by site and by width.
 
     Example:
         >>> truth = rng.random(300)
@@ -238,8 +239,6 @@ def evaluate(
 
 
 class _Options(NamedTuple):
-    """Options of one evaluation."""
-
     checked: EvaluationInputs
     guarantee: Guarantee
     size_bins: tuple[float, ...]
@@ -258,7 +257,6 @@ def _evaluate_score(
     size_bins: Sequence[float] | None = None,
     tuning_repeats: int = 10,
 ) -> Evaluation:
-    """Evaluate a score on validated inputs; see :func:`evaluate`."""
     if not isinstance(splits, int | np.integer) or splits < 1 or tuning_repeats < 1:
         counts = f"{splits} and {tuning_repeats}"
         message = f"splits and tuning_repeats must be at least 1, got {counts}"
@@ -295,7 +293,6 @@ def _evaluate_score(
 def _bound(
     checked: EvaluationInputs, score: Score, guarantee: Guarantee, side: BoundSide, kept: BoolArray
 ) -> Bound:
-    """Return the bound calibrated on some of the cases."""
     group = checked.unit.groups(checked.group)
     return calibrate(
         checked.outputs[..., kept, :], checked.targets[kept], score=score, side=side,
@@ -308,7 +305,7 @@ def _bound(
 def _refitted(
     options: _Options, score: Score, side: BoundSide, trials: int, seed: int
 ) -> _PoolResults:
-    """Evaluate a score that is fitted to the calibration set of each split."""
+    """Evaluate a score that is fitted anew to the calibration set of each split."""
     checked, edges = options.checked, options.size_bins
     unit, index, m = checked.unit, checked.unit_of_case, checked.n_test
     of_case = index if unit.is_group else np.empty(0, np.int64)
@@ -355,7 +352,7 @@ def _refitted(
 def _left_out(
     checked: EvaluationInputs, score: Score, guarantee: Guarantee, side: BoundSide
 ) -> Iterator[StratumCoverage]:
-    """Yield the coverage of each site after calibration on all others."""
+    """Yield the coverage of each site under a bound calibrated on all other sites."""
     sites = [(name, inside) for kind, name, inside in checked.parts if kind == "site"]
     for name, inside in sites if len(sites) > 1 else ():
         rest, by_case = ~inside, np.zeros((3, len(inside)))
@@ -372,7 +369,7 @@ def _left_out(
 
 @dataclass(frozen=True)
 class _PoolResults:
-    """Results of each split of one pool of cases."""
+    """Results for each split of a pool of cases that share one fitted score."""
 
     coverage: FloatArray
     case_coverage: FloatArray
@@ -452,7 +449,7 @@ def _run(options: _Options, pool: Pool, trials: int, seed: int) -> _PoolResults:
 
 
 def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return case coverage, mean width and mean centre error of each test fold, (3, trial)."""
+    """Return coverage, mean width and mean centre error of each test set, (3, trial)."""
 
     def tables(q: FloatArray) -> FloatArray:
         interval = pool.intervals(q)
@@ -466,7 +463,7 @@ def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArr
 
 
 def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
-    """Return True if any interval is unbounded, and True if any is unbounded at both ends."""
+    """Return two flags: any interval is unbounded; any is unbounded at both ends."""
     interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)
     return bool(interval.is_unbounded.any()), bool(both.any())
@@ -523,7 +520,7 @@ def _moments(values: FloatArray) -> MeanAndSD:
 
 @dataclass(frozen=True)
 class EvaluationGrid:
-    """Scores, accelerations and sample counts to evaluate; defaults follow the paper."""
+    """Scores, accelerations and numbers of samples to evaluate; by default those of the paper."""
 
     scores: tuple[str | Score, ...] = ("ar", "lwr", "cqr")
     alpha: float = 0.05
@@ -539,7 +536,7 @@ class EvaluationGrid:
 
 
 def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> EvaluationRecord:
-    """Evaluate every score, acceleration and sample count of a table."""
+    """Evaluate a table for every score, acceleration and number of samples."""
     require_own_targets(table)
     results: list[Evaluation] = []
     left_out: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Evaluation over all splits in closed form, and evaluation results."""
+"""Exact evaluation over all splits, and the results of evaluations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HONESTLY = (
 
 @dataclass(frozen=True)
 class _QuantileLaw:
-    """Distribution, over random splits, of the quantile's rank among all N scores."""
+    """Distribution, over random splits, of the rank of the quantile among all scores."""
 
     position: NDArray[np.int64]
     probability: FloatArray
@@ -67,7 +67,7 @@ class _QuantileLaw:
     def coverage_pmf(
         self, ordered: FloatArray, covered_from: FloatArray | None = None
     ) -> FloatArray:
-        """Return the probabilities that 0, 1, ..., m test cases are covered, ties included."""
+        """Return the probabilities of 0, 1, ..., m covered test cases; scores may tie."""
         tied, beyond = self._tied_above(ordered, covered_from)
         pmf = np.zeros(self.n_test + 1)
         if not tied.any():
@@ -82,7 +82,10 @@ class _QuantileLaw:
         return pmf
 
     def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
-        """Return mean and sd of the test-fold mean of values that depend on the quantile."""
+        """Return mean and sd, over splits, of a mean over the test cases.
+
+        ``first`` and ``second`` are sums of the values and of their squares, from :func:`_sums_at`.
+        """
         mean, variance = np.zeros((2, len(self.position)))
         N = self.n_calibration + self.n_test
         for total, square, size, taken in (
@@ -97,7 +100,7 @@ class _QuantileLaw:
         return self.total(mean / self.n_test, variance / self.n_test**2)
 
     def total(self, mean: FloatArray, variance: FloatArray) -> MeanAndSD:
-        """Return mean and sd over all positions of the quantile from moments at each position."""
+        """Combine means and variances at each rank of the quantile into overall mean and sd."""
         p = self.probability
         if not np.isfinite(mean).all():
             return MeanAndSD(float("inf"), float("nan"))
@@ -115,7 +118,7 @@ class _QuantileLaw:
 
 
 def quantile_position(n_calibration: int, n_test: int, rank: int) -> _QuantileLaw:
-    """Return the law of the quantile's position; ``rank`` must not exceed ``n_calibration``."""
+    """Return the distribution of the quantile's rank among all scores."""
     n, m, k = n_calibration, n_test, rank
     assert 1 <= k <= n
     j = np.arange(k, k + m + 1)
@@ -135,16 +138,12 @@ def _log_choose(total: ArrayLike, part: ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True)
 class MeanAndSD:
-    """Mean and standard deviation over all splits."""
-
     mean: float
     sd: float
 
 
 @dataclass(frozen=True)
 class _CoverageHistogram:
-    """Distribution of coverage over splits, with its exact law."""
-
     covered: tuple[int, ...]
     splits: tuple[int, ...]
     expected: tuple[float, ...]
@@ -153,7 +152,7 @@ class _CoverageHistogram:
 
 
 def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _CoverageHistogram:
-    """Compare the observed numbers of covered test cases with their exact law."""
+    """Return the histogram of covered test cases over splits, with the exact probabilities."""
     from scipy.special import gammaincc
 
     trials = len(covered)
@@ -187,10 +186,10 @@ class StratumCoverage:
     """Coverage within a class, a site or a range of widths.
 
     Args:
-        name: Class, site or range.
-        coverage: Covered fraction of its test cases.
-        cases: Mean number of its test cases.
-        splits: Number of splits in which it has test cases; None if evaluated exactly.
+        name: Name of the class or site, or the range of widths.
+        coverage: Covered fraction of the test cases within it.
+        cases: Mean number of test cases within it.
+        splits: Number of splits with such test cases; None if evaluated exactly.
         width: Mean interval width, for classes and sites.
         standard_error: Standard error of the coverage over groups, or over cases without groups;
             NaN if unknown.
@@ -209,7 +208,6 @@ class StratumCoverage:
 
 
 def is_below(coverage: float, standard_error: float, alpha: float) -> bool:
-    """Return True if a coverage lies below 1 - alpha by more than two standard errors."""
     if math.isnan(standard_error):  # unknown, or no variation
         return coverage == 0
     return coverage + 2 * standard_error < 1 - alpha
@@ -235,29 +233,29 @@ class Evaluation(Displayed):
         alpha: Error rate.
         unit: Unit that is split, 'case' or 'group'.
         samples: Number of posterior samples.
-        n: Number of units.
-        n_calibration: Units in a calibration set, tuning units included.
-        n_test: Units in a test set.
-        n_tuning: Units of the calibration set that the score is fitted to.
-        splits: Number of random splits; None if all splits are evaluated exactly.
-        coverage: Covered fraction of the test cases, with equal weight for every group, or of the
-            test groups. Mean and standard deviation over splits.
+        n: Number of units in the table.
+        n_calibration: Number of units in a calibration set, including tuning units.
+        n_test: Number of units in a test set.
+        n_tuning: Number of units of the calibration set to which the score is fitted.
+        splits: Number of random splits; None for an exact evaluation over all splits.
+        coverage: Mean and standard deviation over splits of the covered fraction of test cases
+            (every group has equal weight) or of test groups (see ``coverage_unit``).
         case_coverage: Covered fraction of cases, with equal weight for every group.
-        coverage_unit: Unit of coverage, in words.
-        mean_unit: Unit of all other means, in words.
+        coverage_unit: Covered unit, in words, e.g. 'a new case'.
+        mean_unit: Unit over which all other means are taken, in words.
         width: Mean interval width.
         center_error: Mean distance of the target from the interval centre or the one-sided bound.
         infinite: Fraction of splits without a finite interval.
-        whole_group_coverage: With groups, the fraction of test groups with all cases covered.
+        whole_group_coverage: With groups, the fraction of test groups whose cases are all covered.
         class_coverage: Coverage within each class.
         site_coverage: Coverage within each site.
-        site_left_out: Coverage of each site after calibration on all others.
+        site_left_out: Coverage of each site under a bound calibrated on all other sites.
         size_coverage: Coverage within each range of widths.
         histogram: Distribution of coverage over splits, if cases are the unit.
         acceleration: Acceleration of the round, if given.
         round_name: Name of the round, if it has one.
-        task: Task, if there are several.
-        width_single_quantile: Width with one quantile for both ends, if each end has its own.
+        task: Name of the task, if there are several.
+        width_single_quantile: For side 'each', the width with one quantile for both ends instead.
     """
 
     score: str
@@ -289,7 +287,7 @@ class Evaluation(Displayed):
 
     @property
     def round_label(self) -> str | None:
-        """Name of the round, or its acceleration if known."""
+        """Name of the round, else its acceleration; None if both are unknown."""
         known = self.acceleration is not None or self.round_name is not None
         return round_label(self.acceleration or math.nan, self.round_name) if known else None
 
@@ -354,13 +352,13 @@ class Evaluation(Displayed):
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Evaluations by acceleration, score and number of samples, with their options."""
+    """Evaluations by acceleration, score and number of samples, with the options used."""
 
     results: tuple[Evaluation, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record in the layout of ``taskuq.evaluate/1``."""
+        """Return a JSON record of schema ``taskuq.evaluate/1``."""
         results = [result.to_dict() for result in self.results]
         common = ("alpha", "unit", "trials", "n", "n_calibration", "n_test")
         head = {"schema": "taskuq.evaluate/1", **{name: results[0][name] for name in common}}
@@ -375,7 +373,7 @@ TABLE = 24_576
 
 
 def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
-    """Return the sums of widths and centre distances at each position of the quantile."""
+    """Return sums over cases of width and centre distance for each rank of the quantile."""
     sums = np.zeros((2, 2, 3, len(position)))
     ranks = np.arange(len(pool.scores))
     _add(sums, _Segment(pool, ranks, pool.scores[position - 1], position))
@@ -384,7 +382,7 @@ def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Consecutive positions of the quantile among the sorted scores, with the cases to sum."""
+    """Cases to sum, and consecutive ranks of the quantile with their values."""
 
     pool: Pool
     rank: NDArray[np.int64]
@@ -399,7 +397,10 @@ class _Segment:
 
 
 def _add(sums: FloatArray, part: _Segment) -> None:
-    """Add the cases of a segment to the sums; halve it for cases that are not linear in it."""
+    """Add the widths and centre distances of a segment's cases to the sums.
+
+    Where they are not linear in the quantile, halve the segment.
+    """
     count = len(part.position)
     if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
         _add_tables(sums, part)
@@ -412,7 +413,10 @@ def _add(sums: FloatArray, part: _Segment) -> None:
 
 
 def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
-    """Add the cases that are linear between the outer quantiles; return True for them."""
+    """Add the cases that are linear between the first and the last quantile.
+
+    Return the mask of these cases.
+    """
     q = part.quantiles
     ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
     offsets = [part.pool.offset(interval) for interval in ends]
@@ -435,7 +439,7 @@ def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
 
 
 def _is_straight(pool: Pool, ends: list[Interval], offsets: list[FloatArray]) -> BoolArray:
-    """Return True for cases whose width and centre distance are linear between two quantiles."""
+    """Return a mask of cases with width and centre distance linear between two quantiles."""
     first, last = ends
     low, high = (-np.inf, np.inf) if pool.task_range is None else pool.task_range
     straight = (first.is_empty == last.is_empty) & (offsets[0] * offsets[1] >= 0)
@@ -465,7 +469,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _sums_at(
     values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
-    """Return the sums of each row before a position, up to it, and in total, (3, position)."""
+    """Return sums of values ranked before each position, up to it, and all, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
     near = values[:, low:high]
     near = np.cumsum(near**2 if squared else near, axis=1)
@@ -498,22 +502,22 @@ def evaluate_exact(
 ) -> Evaluation:
     r"""Evaluate a score exactly over all splits.
 
-    The result of a split depends only on the position of the quantile among the ordered scores, and
-    the law of this position is known. Mean and standard deviation of coverage and mean width over
-    all :math:`\binom{N}{n}` splits follow without simulation, ties and clipping included. A case is
-    covered if its reported interval contains its target.
+    In a split, the quantile is one of the scores of all cases. The distribution of its rank among
+    them is known. From this, the mean and standard deviation of coverage and width over all
+    :math:`\binom{N}{n}` splits are computed without simulation, ties and clipping included.
 
     Args:
         outputs: Task outputs as in :func:`taskuq.calibrate`, or a table.
         targets: Targets (case,); omit with a table.
-        alpha: Error rate.
+        alpha: Error rate in (0, 1).
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
         task_range: Range to which intervals are clipped.
-        tuning_repeats: Number of tuning sets to average over, if the score is fitted to targets.
+        tuning_repeats: Number of random tuning sets, if the score is fitted to held-out targets;
+            results are averaged over them.
         seed: Integer or Generator for the random choice of tuning sets.
-        acceleration: Round of a table, by acceleration or name.
-        task: Task of a table.
+        acceleration: Round to use of a table, by acceleration or name.
+        task: Task to use of a table with several tasks.
 
     Returns:
         The evaluation; its ``splits`` is None.
@@ -546,7 +550,6 @@ def evaluate_exact_score(
     tuning_repeats: int = 10,
     seed: int | np.random.Generator | None = None,
 ) -> Evaluation:
-    """Evaluate a score on validated inputs; see :func:`evaluate_exact`."""
     score_side, ends = parse_side(side)
     if ends > 1:
         message = "exact evaluation needs one quantile; use random splits for side='each'"
@@ -593,7 +596,7 @@ def _exact_parts(
 def part_measures(
     checked: EvaluationInputs, inside: BoolArray, by_case: FloatArray
 ) -> tuple[float, float, float]:
-    """Return coverage, mean width and the standard error of coverage of the cases inside."""
+    """Return coverage, mean width and standard error of coverage of the cases in a mask."""
     # by_case: how often each case was tested and covered, and the sum of its widths.
     weight = checked.unit.weights(checked.unit_of_case) * inside
     tested, covered, width = np.where(inside, by_case, 0.0) * weight
@@ -611,7 +614,7 @@ def part_measures(
 
 
 def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
-    """Return ones, and the coverage probability and mean width of tested cases, (3, case)."""
+    """Return ones, and each case's coverage probability and mean width if tested, (3, case)."""
     n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
     if rank > n:
         width = pool.interval(math.inf).width

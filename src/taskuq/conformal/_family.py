@@ -1,4 +1,4 @@
-"""Families of nested intervals, link functions and sample summaries."""
+"""Families of nested intervals, link functions and statistics of samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taskuq.protocols import IntervalFamily, NestedScore, Score
 
 @dataclass(frozen=True)
 class Link:
-    """Strictly increasing map :math:`g` of the whole real line, with its inverse."""
+    """Strictly increasing map :math:`g` of the real line, with its inverse."""
 
     kind: Literal["identity", "logit"] = "identity"
     low: float = 0.0
@@ -61,7 +61,7 @@ IDENTITY = Link()
 
 
 def natural_link(range_: TaskRange) -> Link:
-    """Return the link of a task: a logit on its declared range if finite, else the identity."""
+    """Return a logit on the task range if it is declared and finite, else the identity."""
     if range_ is not None and np.isfinite(range_).all():
         return Link("logit", *map(float, range_))
     return IDENTITY
@@ -78,7 +78,7 @@ ROUNDING = 4 * float(np.finfo(float).eps)
 
 @dataclass(frozen=True)
 class LinearFamily:
-    """Nested intervals whose ends are linear in the quantile on the scale of a link."""
+    """Nested intervals whose ends, after applying a link, are linear in the quantile."""
 
     low: FloatArray
     high: FloatArray
@@ -148,8 +148,6 @@ class LinearFamily:
 
 @dataclass(frozen=True)
 class _TwoQuantileFamily:
-    """Two-sided nested intervals with a separate quantile for each end."""
-
     lower: LinearFamily
     upper: LinearFamily
 
@@ -165,7 +163,7 @@ class _TwoQuantileFamily:
 
 
 def parse_side(side: BoundSide) -> tuple[Side, int]:
-    """Return the side of the score and the number of quantiles."""
+    """Return the side of the score, and the number of quantiles: 2 for 'each', else 1."""
     if side not in (*SIDES, "each"):
         message = f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}"
         raise InputError(message, code="choice.unknown")
@@ -181,7 +179,7 @@ def each_end(family: IntervalFamily) -> _TwoQuantileFamily:
 
 @dataclass(frozen=True)
 class _CallableFamily:
-    """Nested intervals of a user-defined score."""
+    """Nested intervals computed by the methods of a user-defined score."""
 
     source: Score
     outputs: FloatArray
@@ -211,7 +209,7 @@ class _CallableFamily:
 
 @dataclass(frozen=True)
 class BracketedFamily:
-    """Nested intervals of uncertain parameters; scores are the largest over their range."""
+    """Nested intervals of several parameter values; a score is the largest over these values."""
 
     corners: tuple[IntervalFamily, ...]
 
@@ -232,26 +230,25 @@ def stack_intervals(intervals: Sequence[Interval], axis: int) -> Interval:
 
 
 def clipped(interval: Interval, task_range: TaskRange) -> Interval:
-    """Clip intervals to the task's range, if it has one."""
     return interval if task_range is None else interval.clip(*task_range)
 
 
 class NestedIntervalScore(ABC):
-    """Base class of scores defined by nested intervals."""
+    """Base class of scores that are defined by a family of nested intervals."""
 
     # Whether outputs may carry the earlier rounds, (round, case, sample), the current one last.
     uses_earlier_rounds: ClassVar[bool] = False
 
     @abstractmethod
     def family(self, outputs: FloatArray) -> LinearFamily:
-        """Return the nested intervals of cases."""
+        """Return the family of nested intervals of the given cases."""
 
     def score(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
-        """Score targets (case,) against outputs (case, sample); larger is worse."""
+        """Return the score of each target (case,) for outputs (case, sample); larger is worse."""
         return self.family(outputs).score(targets)
 
     def interval(self, outputs: FloatArray, quantile: ArrayLike) -> Interval:
-        """Return the interval of targets with a score of at most ``quantile``, for each case."""
+        """Return, for each case, the interval of targets with a score of at most ``quantile``."""
         return self.family(outputs).interval(quantile)
 
 
@@ -267,7 +264,7 @@ def rounds_for_score(score: Score, outputs: FloatArray) -> FloatArray:
 
 
 def uses_earlier_rounds(score: Score) -> bool:
-    """Return True if a score takes outputs (round, case, sample)."""
+    """Return True if a score takes the outputs of all rounds, (round, case, sample)."""
     return bool(getattr(score, "uses_earlier_rounds", False))
 
 
@@ -307,7 +304,7 @@ TINY = 1e-100
 
 
 def _moments(x: FloatArray, degrees: int) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation, shifted by the first sample; overwrite the argument."""
+    """Return mean and standard deviation of samples, computed in place relative to the first."""
     first = x[:, :1].copy()
     x -= first
     center = x.mean(axis=1, keepdims=True)
@@ -318,7 +315,7 @@ def _moments(x: FloatArray, degrees: int) -> tuple[FloatArray, FloatArray]:
 
 
 def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[FloatArray, ...]:
-    r"""Return empirical quantiles :math:`\hat z(\omega)`, one array (case,) per level."""
+    r"""Return the empirical quantiles :math:`\hat z(\omega)` of each case, one array per level."""
     cases, p = outputs.shape
     results = tuple(np.empty(cases) for _ in levels)
     for start in range(0, cases, BLOCK):

@@ -50,19 +50,19 @@ class Guarantee:
         alpha: Error rate in (0, 1).
         unit: Exchangeable unit, 'case', 'group' or 'site'.
         n_cases: Number of calibration cases.
-        cases: Cases of a new group to cover: 'random' (one), 'all' or a fraction.
-        delta: Probability, over calibration sets, that the guarantee fails.
-        n_groups: Number of calibration groups or sites, if these are the unit.
-        condition: 'each stratum' or 'each class' for conditional guarantees.
+        cases: Covered cases of a new group: 'random' for one random case, 'all', or a fraction.
+        delta: Largest probability, over calibration sets, of a coverage below 1 - alpha.
+        n_groups: Number of calibration groups or sites, if these are the units.
+        condition: 'each stratum' or 'each class' if the guarantee holds within each of them.
         weighted: True if calibration scores are weighted for a known shift of the inputs.
-        tasks: Number of tasks that are covered jointly.
+        tasks: Number of tasks whose targets are covered jointly.
         quantiles_per_interval: 2 if each end has its own quantile at half the error rate.
-        condition_on: Unit drawn at random within strata, as in :func:`taskuq.calibrate`.
-        delta_scope: 'each' if delta holds for each stratum or class, 'all' for all jointly.
+        condition_on: 'case' or 'group', as in :func:`taskuq.calibrate`.
+        delta_scope: 'each' if delta holds for each stratum separately, 'all' if for all jointly.
         strata: Number of calibrated strata or classes.
         caveat: Reason why some or all intervals are infinite.
-        given: 'early' for a guarantee conditional on stopping early, 'round' for one conditional
-            on the round of an early stop.
+        given: 'early' for a guarantee among the scans that stop early, 'round' for a guarantee
+            among those that stop in each round.
 
     Example:
         >>> print(Guarantee(alpha=0.05, unit="case", n_cases=1531).statement)
@@ -114,7 +114,7 @@ class Guarantee:
 
     @cached_property
     def _unit_per_quantile(self) -> Unit:
-        """Unit for the quantile of one end, such that both ends together keep the guarantee."""
+        """Unit for the quantile of one end, such that the two ends together keep the guarantee."""
         fraction = self._unit.fraction
         if fraction is None or self.quantiles_per_interval == 1:
             return self._unit
@@ -123,14 +123,14 @@ class Guarantee:
 
     @cached_property
     def levels(self) -> tuple[Fraction, Fraction | None]:
-        """Alpha and delta of each end, as exact fractions."""
+        """Alpha and delta for the quantile of one end, as exact fractions."""
         ends = self.quantiles_per_interval
         delta = None if self.delta is None else exact_alpha(self.delta, "delta") / ends
         return exact_alpha(self.alpha) / ends, delta
 
     @property
     def kind(self) -> str | None:
-        """'stratum' or 'class' for conditional guarantees."""
+        """'stratum' or 'class' if the guarantee holds within each of them, else None."""
         return self.condition and self.condition.removeprefix("each ")
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Guarantee:
 
     @property
     def statement(self) -> str:
-        """The guarantee in one sentence."""
+        """Guarantee in one sentence."""
         likely = f"probability at least {bound_text(1 - exact_alpha(self.alpha), 10)}"
         unit = self._unit
         is_one = self.tasks == 1 and unit.fraction is None
@@ -173,7 +173,7 @@ class Guarantee:
 
     @property
     def _strata_text(self) -> str:
-        """Text for the strata: the calibrated classes with their number, or 'stratum'."""
+        """Phrase for use in sentences: 'of the 3 calibrated classes', or 'stratum'."""
         return f"of the {self.strata} calibrated classes" if self.kind == "class" else "stratum"
 
     @property
@@ -219,7 +219,7 @@ class Guarantee:
         )
 
     def calibrated(self, scores: FloatArray, group: np.ndarray | None) -> tuple[Guarantee, float]:
-        """Return the guarantee (with a caveat if no finite interval exists) and the quantile."""
+        """Return the quantile after the guarantee, with a caveat if the quantile is infinite."""
         quantile = self.quantile(scores, group)
         if quantile < math.inf:
             return self, quantile
@@ -228,32 +228,31 @@ class Guarantee:
         return replace(self, caveat=f"{reason}: {WHOLE_RANGE}"), quantile
 
     def quantile(self, scores: FloatArray, group: np.ndarray | None) -> float:
-        """Return the quantile of calibration scores (case,), or of each end by itself."""
+        """Return the conformal quantile of scores (case,), either of intervals or of one end."""
         return self._unit_per_quantile.quantile(scores, group, *self.levels)
 
     def allowed(self, units: int) -> float:
-        """Return the total weight of scores that may exceed the quantile, for ``units`` units."""
+        """Return the total weight of calibration scores that may exceed the quantile."""
         return self._unit_per_quantile.allowed(units, *self.levels)
 
     @property
     def bets(self) -> BettingEProcess | None:
-        """E-process that certifies the losses of groups, if delta is set."""
+        """E-process that certifies the losses of groups; None if it is not needed."""
         return self._unit_per_quantile.bets(*self.levels)
 
     def rank(self, units: int) -> int:
-        """Return the rank of the quantile among the scores of ``units`` units."""
         return guaranteed_rank(units, *self.levels)
 
     @property
     def stratum_levels(self) -> tuple[Fraction, Fraction | None]:
-        """Alpha and delta of each stratum or class."""
+        """Alpha and delta that apply to each single stratum or class."""
         alpha, delta = self.levels
         if delta is not None and self.delta_scope == "all" and self.kind == "stratum":
             delta /= self.strata or 1
         return alpha, delta
 
     def stratum(self, scores: FloatArray, group: np.ndarray | None, inside: np.ndarray) -> Stratum:
-        """Return the calibration cases of a stratum."""
+        """Return the calibration cases in the stratum with mask ``inside``."""
         index, sizes = group_index(np.arange(len(scores)) if group is None else group)
         by = None if group is None else group[inside]
         return Stratum(self, self.stratum_levels, scores[inside], by, index[inside], sizes)
@@ -266,7 +265,7 @@ NAMED = 5
 def parse_condition_on(
     condition_on: str | None, unit: Unit, condition: str | None
 ) -> ConditionOn | None:
-    """Return the unit drawn at random within strata of groups; None for other guarantees."""
+    """Return 'case' or 'group'; None without groups or without strata and classes."""
     if condition_on not in (None, "case", "group"):
         message = f"condition_on must be 'case' or 'group', got {condition_on!r}"
         raise InputError(message, code="choice.unknown")
@@ -287,7 +286,7 @@ def parse_condition_on(
 def parse_delta_scope(
     scope: str | None, delta: float | None, condition: str | None
 ) -> DeltaScope | None:
-    """Return 'each' or 'all', the scope of delta; None without delta or strata."""
+    """Return 'each' or 'all'; None without delta or without strata and classes."""
     if scope not in (None, "each", "all"):
         message = f"delta_scope must be 'each' or 'all', got {scope!r}"
         raise InputError(message, code="choice.unknown")
@@ -301,8 +300,6 @@ def parse_delta_scope(
 
 @dataclass(frozen=True)
 class Stratum:
-    """Calibration cases of one stratum."""
-
     guarantee: Guarantee
     # Alpha and delta of the stratum.
     levels: tuple[Fraction, Fraction | None]
@@ -341,7 +338,7 @@ class Stratum:
 def quantiles_within(
     guarantee: Guarantee, scores: FloatArray, group: np.ndarray | None, strata: np.ndarray
 ) -> tuple[Guarantee, dict[str, float]]:
-    """Return the guarantee with its caveat, and the quantile of each stratum."""
+    """Return the guarantee with its caveat, and the quantile of each stratum by name."""
     names = np.unique(strata)
     guarantee = replace(guarantee, strata=len(names))
     by_name = {str(name): guarantee.stratum(scores, group, strata == name) for name in names}
@@ -359,7 +356,7 @@ def _effective_groups(index: np.ndarray, sizes: np.ndarray) -> Fraction:
 def _quantile_given_stratum(
     scores: FloatArray, index: np.ndarray, sizes: np.ndarray, alpha: Level, delta: Level | None
 ) -> float:
-    """Return the score that a random case exceeds with probability alpha given its stratum."""
+    """Return the score that a random case of the stratum exceeds with probability alpha."""
     effective, level = _effective_groups(index, sizes), exact_alpha(alpha)
     if delta is None:
         allowed = level * (effective + 1) - 1
@@ -375,7 +372,7 @@ def _quantile_given_stratum(
 
 
 def too_few_within(guarantee: Guarantee, group: np.ndarray | None, strata: np.ndarray) -> str:
-    """Return a note on the strata with too few units; empty if all have enough."""
+    """Return a message that names the strata with too few units; empty if there are none."""
     zeros = np.zeros(len(strata))
     parts = {str(s): guarantee.stratum(zeros, group, strata == s) for s in np.unique(strata)}
     few = {name: part for name, part in parts.items() if not part.is_large_enough}

@@ -1,4 +1,4 @@
-"""Joint intervals for several tasks."""
+"""Joint intervals for the targets of several tasks."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ TUNING_FRACTION = 0.3
 
 @dataclass(frozen=True, repr=False)
 class JointBound(BaseBound):
-    """Intervals for several tasks of new cases, from one calibration.
+    """Calibrated intervals for several tasks, which cover all targets of a new case jointly.
 
     Call it with outputs (case, sample, task); the intervals have shape (case, task).
 
@@ -104,14 +104,15 @@ class JointBound(BaseBound):
         scores: One score per task.
         quantiles: One quantile per task.
         guarantee: Guarantee for all tasks together.
-        method: Method that brings the scores of all tasks to one scale.
+        method: Method that makes the scores of the tasks comparable, as in
+            :func:`taskuq.calibrate_joint`.
         samples: Number of posterior samples per case.
         task_ranges: Range to which the intervals of each task are clipped.
         provenance: Origin of the calibration data.
         task_names: One name per task.
-        acceleration: Acceleration of the outputs, if given.
-        miss_rates: Fraction of the calibration units' cases that each task's quantile misses;
-            measured, not guaranteed.
+        acceleration: Acceleration of the measurements, if given.
+        miss_rates: For each task, the measured fraction of calibration cases whose target lies
+            outside the interval; not a guarantee.
     """
 
     scores: tuple[Score, ...]
@@ -131,11 +132,11 @@ class JointBound(BaseBound):
 
     @property
     def is_finite(self) -> bool:
-        """True if all quantiles are finite; otherwise the guarantee's caveat gives the reason."""
+        """True if all quantiles are finite; if not, ``guarantee.caveat`` gives the reason."""
         return bool(np.isfinite(self.quantiles).all())
 
     def predict(self, outputs: ArrayLike) -> Interval:
-        """Return the intervals of new cases, (case, task)."""
+        """Return the intervals (case, task) of new cases with outputs (case, sample, task)."""
         names, outputs = case_ids(outputs), align_cases({"outputs": outputs})["outputs"]
         x = as_real_array(outputs, "outputs", ndim=(3,))
         expected = (self.samples, len(self.scores))
@@ -206,7 +207,7 @@ class JointBound(BaseBound):
 
 
 def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> JointBound:
-    """Read a bound written by :meth:`JointBound.save`; arguments as in :func:`load_bound`."""
+    """Read a bound that :meth:`JointBound.save` wrote; arguments as in :func:`load_bound`."""
     return read_bound(path, {SCHEMA: JointBound.from_dict}, score)
 
 
@@ -229,14 +230,16 @@ def calibrate_joint(
 ) -> JointBound:
     r"""Calibrate intervals for several tasks with joint coverage of at least 1 - alpha.
 
-    The scores :math:`s_{ik}` of case :math:`i` and task :math:`k` are brought to one scale and
-    their maximum over the tasks is calibrated like a single score:
+    The scores of the :math:`K` tasks are made comparable, and the maximum over the tasks is then
+    calibrated like the score of a single task. There are two methods:
 
     ===========  ============================================================================
-    ``scale``    divide by the task's conformal quantile at error rate :math:`\alpha/K` over the
-                 other units, for :math:`K` tasks; intervals are never wider than Bonferroni's, with
-                 :math:`\alpha/K` per task. With ``delta``, divide by a quantile of tuning cases
-    ``minimax``  map by the task's empirical distribution on tuning cases, extrapolated
+    ``scale``    divide the scores of a task by its conformal quantile at error rate
+                 :math:`\alpha/K`, computed from the other units; intervals are never wider than
+                 with the Bonferroni correction. With ``delta``, the quantile is computed from
+                 held-out units
+    ``minimax``  map the scores of a task by their empirical distribution on held-out units,
+                 extrapolated linearly
     ===========  ============================================================================
 
     Raises:
@@ -247,20 +250,20 @@ def calibrate_joint(
         multi-target follow-up, for ``minimax``.
 
     Args:
-        outputs: Task outputs (case, sample, task); or a table with all arrays.
+        outputs: Task outputs (case, sample, task), or a table of task outputs.
         targets: Targets (case, task); omit with a table.
-        alpha: Error rate for all tasks together.
+        alpha: Error rate: largest probability that any target of a new case is missed.
         score: Name or object of a score, used for every task.
-        method: Method that brings the scores to one scale.
+        method: 'scale' or 'minimax'.
         group: Group of each case.
-        unit: 'case' or 'group'; default: 'group' if groups are given.
-        cases: With groups, the cases of a new group to cover, as in :func:`taskuq.calibrate`.
-        delta: Failure probability over calibration sets, as in :func:`taskuq.calibrate`.
-        side: 'two', 'upper' or 'lower': one for all tasks, or one per task, in order or by name.
-        task_range: One range for all tasks, or one per task, in order or by name.
+        unit: Exchangeable unit, 'case' or 'group'; default: 'group' if groups are given.
+        cases: Cases of a new group that are covered, as in :func:`taskuq.calibrate`.
+        delta: Allowed probability of a lower coverage, as in :func:`taskuq.calibrate`.
+        side: 'two', 'upper' or 'lower': one value for all tasks, or a list or dictionary by task.
+        task_range: Range (low, high) of all tasks, or a list or dictionary of ranges by task.
         task_names: Names of the tasks; with a table, the tasks to use.
-        acceleration: Round of a table, by acceleration or name; stored with the bound.
-        seed: Integer or Generator for the random choice of units to hold out, if some are.
+        acceleration: Round to use of a table, by acceleration or name; stored with the bound.
+        seed: Integer or Generator for the random choice of units to hold out, if any.
 
     Example:
         >>> truth = rng.random((400, 2))
@@ -341,7 +344,7 @@ def _scaled_quantiles(
     guarantee: Guarantee,
     group: np.ndarray | None,
 ) -> tuple[Guarantee, tuple[float, ...]]:
-    """Return one quantile per task: Bonferroni's, times one common factor of at most 1."""
+    """Return one quantile per task: that of Bonferroni, times a common factor of at most 1."""
     # Scores (case, task) lie between `least` and `values`.
     tasks, units = values.shape[1], int(index.max()) + 1
     unit, each = guarantee._unit, exact_alpha(guarantee.alpha) / values.shape[1]
@@ -368,7 +371,7 @@ def _scaled_quantiles(
 
 
 def _times(factor: float, scale: float) -> float:
-    """Return a task's quantile: the factor times its scale, if the scale is positive."""
+    """Return the factor times the scale if the scale is positive, else the scale."""
     if factor == math.inf:
         return math.inf
     if factor == 1 or scale == math.inf or scale <= 0:
@@ -384,7 +387,7 @@ def _self_tuned_scores(
     index: NDArray[np.int64],
     ranges: Sequence[TaskRange],
 ) -> tuple[tuple[Score, ...], FloatArray, FloatArray]:
-    """Return the fitted scores, and the largest and smallest scores over the range of the fit."""
+    """Return fitted scores, and largest and smallest scores of cases if a unit is replaced."""
     everyone = np.ones(len(targets), dtype=bool)
     scores: list[Score] = []
     largest, least = [], []

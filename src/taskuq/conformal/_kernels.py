@@ -1,4 +1,4 @@
-"""Numba loops over samples and splits."""
+"""Compiled loops (Numba) over samples and over splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 @njit(cache=True, fastmath=REORDER, nogil=True)
 def mean_and_deviation(outputs, ddof, mean, deviation):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in mean and standard deviation of each row, computed relative to its first sample."""
+    """Write mean and standard deviation of each row into the arrays of these names."""
     cases, p = outputs.shape
     for i in range(cases):
         first = np.float64(outputs[i, 0])
@@ -44,7 +44,7 @@ def _hash(state):  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def fill_test_fold(seed, trial, units, n_test, threshold, words, fold):  # type: ignore[no-untyped-def]  # compiled
-    """Fill in the test fold of one trial; Numba version of ``test_sets``."""
+    """Write the mask of test units of one trial into ``fold``; compiled ``test_sets``."""
     start = _hash(_hash(np.uint64(seed)) + np.uint64(trial + 1) * GOLDEN)
     for i in range(words.size):
         words[i] = _hash(start + np.uint64(i + 1) * GOLDEN)
@@ -70,7 +70,7 @@ def fill_test_fold(seed, trial, units, n_test, threshold, words, fold):  # type:
 
 @njit(cache=True, nogil=True)
 def _scan(entry_unit, entry_weight, ends_tie, fold, allowed):  # type: ignore[no-untyped-def]  # compiled
-    """Return the position of the quantile, searched from the largest score down."""
+    """Return the position of the quantile among the sorted scores, or -1 if there is none."""
     above = 0.0
     pending = 0.0
     position = -1
@@ -88,7 +88,7 @@ def _scan(entry_unit, entry_weight, ends_tie, fold, allowed):  # type: ignore[no
 
 @njit(cache=True, nogil=True)
 def _not_covered(test_unit, test_weight, covered, fold):  # type: ignore[no-untyped-def]  # compiled
-    """Return the weight of the test cases at position ``covered`` and beyond."""
+    """Return the total weight of the test cases from position ``covered`` on."""
     total = 0.0
     for e in range(test_unit.size - 1, covered - 1, -1):
         if fold[test_unit[e]]:
@@ -108,7 +108,7 @@ def _masked_sum(chosen, values):  # type: ignore[no-untyped-def]  # compiled
 def run_trials(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, sizes, unit_of_case, entries, allowed, tested, features, results
 ):
-    """Find the quantile and sums of each trial; Numba version of ``run_splits``."""
+    """Write the quantile position and the sums of each trial; compiled ``run_splits``."""
     units, n_test, threshold = sizes
     entry_unit, entry_weight, ends_tie = entries
     test_unit, test_weight, covered = tested
@@ -134,7 +134,7 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def sum_table_rows(seed, trial_numbers, sizes, rows, tables, sums):  # type: ignore[no-untyped-def]  # compiled
-    """Sum, over the test units of each trial, the row of each table selected by the trial."""
+    """Sum row ``rows[t]`` of each table over the test units of trial t, into ``sums``."""
     units, n_test, threshold = sizes
     words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
     chosen = np.empty(units)

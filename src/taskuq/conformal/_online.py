@@ -1,4 +1,4 @@
-"""Online calibration from audited scans."""
+"""Bounds that are recalibrated online, from audits."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ SCHEMA = "taskuq.online-bound/1"
 
 @dataclass(frozen=True, repr=False)
 class OnlineBound(BaseBound):
-    r"""Bound whose level is updated by audits; each update returns a new bound.
+    r"""Bound whose level is updated by audits, i.e. by cases whose target becomes known.
 
-    After audit :math:`t`, with :math:`e_t = 1` for a miss and 0 otherwise,
+    Each :meth:`update` returns a new bound. After audit :math:`t`, with :math:`e_t = 1` if the
+    interval missed the target and 0 otherwise,
 
     .. math:: \alpha_{t+1} = \alpha_t + \gamma (\alpha - e_t)
 
@@ -38,8 +39,8 @@ class OnlineBound(BaseBound):
     .. math:: \Big| \frac1T \sum_t e_t - \alpha \Big| \le
         \frac{\max(\alpha_1, 1 - \alpha_1) + \gamma}{T \gamma}
 
-    This is a statement about the long run of audits, not about the next case. Audits must be
-    chosen at random: scans that a stopping rule completed are harder than others, and updates from
+    This is a statement about the long run of audits, not about the next case. Choose audits at
+    random: the scans that a policy does not stop early are harder than others, so updates from
     them alone are biased.
 
     References:
@@ -52,7 +53,7 @@ class OnlineBound(BaseBound):
         level: Current level :math:`\alpha_t`.
         step_size: Step :math:`\gamma`.
         audits: Number of audits.
-        miscovered: Number of audits whose interval missed the target.
+        miscovered: Number of audits in which the interval missed the target.
         samples: Number of posterior samples per case.
         task_range: Range to which intervals are clipped.
 
@@ -83,7 +84,7 @@ class OnlineBound(BaseBound):
 
     @property
     def quantile(self) -> float:
-        """Quantile at the current level; infinite at level 0 and below."""
+        """Conformal quantile at the current level; infinite if the level is 0 or less."""
         if self.level <= 0:
             return float("inf")
         if self.level >= 1:
@@ -93,7 +94,7 @@ class OnlineBound(BaseBound):
 
     @property
     def largest_deviation(self) -> float:
-        """Largest possible deviation from alpha of the miss rate over all audits so far."""
+        """Guaranteed upper limit for the distance of the miss rate over all audits from alpha."""
         if self.audits == 0:
             return 1.0
         bound = (max(self.alpha, 1 - self.alpha) + self.step_size) / (self.audits * self.step_size)
@@ -101,7 +102,7 @@ class OnlineBound(BaseBound):
 
     @property
     def statement(self) -> str:
-        """The guarantee in one sentence."""
+        """Guarantee in one sentence."""
         if self.audits == 0:
             return "No audit yet: the guarantee on the miss rate starts with the first audit."
         return (
@@ -131,7 +132,7 @@ class OnlineBound(BaseBound):
         return interval[0] if single else interval
 
     def update(self, outputs: ArrayLike, target: float) -> OnlineBound:
-        """Return the bound updated by an audit: outputs (sample,) and target of a random case."""
+        """Return the bound after an audit of a random case with outputs (sample,) and a target."""
         z = as_real_array(target, "target", ndim=(0,))
         require_in_range(z[None], self.task_range, "targets")
         missed = not bool(self(as_real_array(outputs, "outputs", ndim=(1,))).contains(float(z)))
@@ -143,7 +144,6 @@ class OnlineBound(BaseBound):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
         return {
             "schema": SCHEMA,
             "score": score_to_dict(self.score),
@@ -185,17 +185,17 @@ def calibrate_online(
     task_range: TaskRange = None,
     seed: int | np.random.Generator | None = None,
 ) -> OnlineBound:
-    r"""Calibrate a bound that is updated online by audits.
+    r"""Calibrate a bound that audits update; see :class:`OnlineBound`.
 
     Args:
         outputs: Task outputs (case, sample).
         targets: Targets (case,).
         alpha: Target error rate.
-        step_size: Step :math:`\gamma` of each correction.
+        step_size: Step :math:`\gamma` of each update.
         score: Name or object of a score.
         side: 'two', 'upper' or 'lower'.
         task_range: Range to which intervals are clipped.
-        seed: Integer or Generator for the random choice of tuning cases.
+        seed: Integer or Generator for the random choice of cases held out to fit the score.
     """
     exact_alpha(step_size, "step_size")
     outputs, targets = align_cases({"outputs": outputs, "targets": targets}).values()
@@ -218,5 +218,5 @@ def calibrate_online(
 
 
 def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> OnlineBound:
-    """Read a bound written by :meth:`OnlineBound.save`; arguments as in :func:`load_bound`."""
+    """Read a bound that :meth:`OnlineBound.save` wrote; arguments as in :func:`load_bound`."""
     return read_bound(path, {SCHEMA: OnlineBound.from_dict}, score)

@@ -1,4 +1,4 @@
-"""Exact conformal ranks, betting bounds and the law of coverage."""
+"""Conformal ranks and quantiles, e-processes for losses, and the law of coverage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = 10_000
 
 
 def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
-    """Parse an error rate, or another number in (0, 1), exactly as a Fraction."""
+    """Return an error rate, or another number in (0, 1), as an exact Fraction."""
     if isinstance(alpha, Fraction) and 0 < alpha < 1:
         return alpha
     try:
@@ -36,7 +36,7 @@ def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
 
 
 def bound_text(value: float | Fraction, digits: int, *, is_upper: bool = False) -> str:
-    """Format a bound with few digits, rounded to the conservative side."""
+    """Format a bound with few digits, rounded up for an upper bound, else down."""
     exact = value if isinstance(value, Fraction) else Fraction(str(value))
     rounded = Context(digits, ROUND_CEILING if is_upper else ROUND_FLOOR)
     found = rounded.divide(Decimal(exact.numerator), Decimal(exact.denominator))
@@ -44,12 +44,12 @@ def bound_text(value: float | Fraction, digits: int, *, is_upper: bool = False) 
 
 
 def coverage_rank(n_cal: int, alpha: float | Fraction) -> int:
-    r"""Return the rank of the calibration score that bounds a new score with probability 1 - alpha.
+    r"""Return the rank of the calibration score used as the conformal quantile.
 
     .. math:: k = \lceil (1 - \alpha)(n + 1) \rceil
 
-    A new exchangeable score is at most the :math:`k`-th smallest of :math:`n` with
-    probability at least :math:`1 - \alpha`. If :math:`k > n` no finite bound exists.
+    A new exchangeable score is at most the :math:`k`-th smallest of :math:`n` calibration scores
+    with probability at least :math:`1 - \alpha`. If :math:`k > n`, no finite bound exists.
 
     References:
         Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018.
@@ -67,12 +67,12 @@ def coverage_rank(n_cal: int, alpha: float | Fraction) -> int:
 
 
 def min_calibration_size(alpha: float | Fraction) -> int:
-    """Return the smallest number of calibration cases with a finite bound."""
+    """Return the smallest number of calibration cases that gives a finite quantile."""
     return math.ceil(1 / exact_alpha(alpha)) - 1
 
 
 def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> int:
-    """Return the rank for coverage 1 - alpha with probability 1 - delta over calibration sets."""
+    """Return the rank that gives coverage 1 - alpha with probability 1 - delta."""
     from scipy.special import betainc
 
     level, allowed = float(exact_alpha(alpha)), float(exact_alpha(delta, "delta"))
@@ -88,7 +88,7 @@ def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> i
 
 
 def guaranteed_rank(units: int, alpha: float | Fraction, delta: float | Fraction | None) -> int:
-    """Return the rank of the quantile that guarantees alpha, or alpha and delta if given."""
+    """Return the rank of the quantile that guarantees alpha or, if given, alpha and delta."""
     return coverage_rank(units, alpha) if delta is None else _pac_rank(units, alpha, delta)
 
 
@@ -131,7 +131,7 @@ NUMBERS = 4_000_000
 
 @dataclass(frozen=True)
 class BettingEProcess:
-    """E-process for the mean of losses in [0, 1]."""
+    """Test, by an e-process, that the mean of losses in [0, 1] is at most alpha."""
 
     alpha: float | Fraction
     delta: float | Fraction
@@ -166,17 +166,17 @@ class BettingEProcess:
 
 
 def betting_order(units: int) -> NDArray[np.int64]:
-    """Return the order of bets, random and independent of the contents of the units."""
+    """Return a random order of units that depends only on their number."""
     return np.random.default_rng(units).permutation(units)
 
 
 def random_order(
     contents: Sequence[bytes], seed: int | np.random.Generator = 0
 ) -> NDArray[np.int64]:
-    """Return a random order of units; their names and their input order have no influence.
+    """Return a random order of units that does not depend on their names or input order.
 
-    Units are sorted by a digest of their contents, then permuted at random. The digests of all
-    units are part of the seed, so that no position among the sorted units is favoured.
+    Units are sorted by a digest of their contents, then permuted with a generator whose seed is
+    derived from ``seed`` and all digests.
     """
     digests = [hashlib.blake2b(content, digest_size=16).digest() for content in contents]
     ranked = np.array(sorted(range(len(digests)), key=digests.__getitem__), dtype=np.int64)
@@ -189,7 +189,7 @@ def random_order(
 def smallest_certified(
     scores: FloatArray, unit: NDArray[np.int64], weight: FloatArray, bets: BettingEProcess
 ) -> float:
-    """Return the smallest score at which the losses are certified; infinity if there is none."""
+    """Return the smallest score that is certified as quantile; infinity if there is none."""
     groups = int(unit.max()) + 1
     if not bets.can_certify(groups):
         return math.inf
@@ -229,8 +229,8 @@ class CoverageLaw:
 
     .. math:: \#\text{covered} \sim \mathrm{BetaBin}(m,\, k,\, n + 1 - k)
 
-    The same law holds over random splits of *any* fixed set of distinct scores: agreement with it
-    shows that the code is correct, not that future cases are exchangeable.
+    The same law holds over random splits of *any* fixed set of distinct scores. Agreement of random
+    splits with it shows that the code is correct, not that future cases are exchangeable.
 
     References:
         Marques F., On the Universal Distribution of the Coverage in Split Conformal Prediction,
@@ -261,7 +261,7 @@ class CoverageLaw:
 
     @property
     def sd(self) -> float:
-        """Standard deviation of the coverage of a test fold."""
+        """Standard deviation of the coverage over the test cases."""
         n, k, m = self.n_calibration, self.rank, self.n_test
         if k > n:
             return 0.0
@@ -269,7 +269,7 @@ class CoverageLaw:
 
     @property
     def pmf(self) -> FloatArray:
-        """Probability of 0, 1, ..., m covered test cases."""
+        """Probabilities of 0, 1, ..., m covered test cases."""
         from scipy.special import betaln, gammaln
 
         n, k, m = self.n_calibration, self.rank, self.n_test
@@ -280,7 +280,7 @@ class CoverageLaw:
         return np.asarray(np.exp(choose + betaln(k + j, n + 1 - k + m - j) - betaln(k, n + 1 - k)))
 
     def central(self, probability: float) -> tuple[float, float]:
-        """Return the central interval that contains the coverage with the given probability."""
+        """Return the central interval of the coverage with the given probability."""
         cdf = np.cumsum(self.pmf)
         tail = (1 - probability) / 2
         low = int(np.searchsorted(cdf, tail))
@@ -297,19 +297,21 @@ def calibration_size(
     group_size: float = 1.0,
     icc: float = 0.0,
 ) -> int:
-    r"""Return the number of calibration cases that keeps coverage close to its target.
+    r"""Return the number of calibration cases needed to keep coverage close to 1 - alpha.
 
-    The coverage over all future cases is :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`. The result
-    is the smallest :math:`n` such that, for :math:`n` and all larger sizes,
+    The coverage over all future cases is :math:`B_n \sim \mathrm{Beta}(k, n + 1 - k)`, with rank
+    :math:`k` from :func:`coverage_rank`. The result is the smallest :math:`n` such that, for
+    :math:`n` and all larger sizes,
 
     .. math:: \mathbb P\{|B_n - (1 - \alpha)| \le \varepsilon\} \ge 1 - \delta
 
-    or :math:`\mathbb P\{B_n \ge 1 - \alpha - \varepsilon\} \ge 1 - \delta` if not two-sided.
-    Grouped cases carry less information: the size is multiplied by the design effect
+    or, if ``two_sided`` is False,
+    :math:`\mathbb P\{B_n \ge 1 - \alpha - \varepsilon\} \ge 1 - \delta`. For grouped cases, which
+    carry less information, this size is multiplied by the design effect
     :math:`1 + (g - 1)\,\mathrm{ICC}`, an approximation.
 
     Args:
-        alpha: Error rate.
+        alpha: Error rate :math:`\alpha`.
         epsilon: Acceptable deviation :math:`\varepsilon`.
         delta: Allowed probability :math:`\delta` of a larger deviation.
         two_sided: True if over-coverage counts as a deviation too.

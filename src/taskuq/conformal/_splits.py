@@ -1,4 +1,4 @@
-"""Random splits of cases into calibration and test folds."""
+"""Random splits of units into calibration and test sets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FULL = 0xFFFFFFFFFFFFFFFF
 
 
 def fold_sizes(units: int) -> tuple[int, int]:
-    r"""Return the sizes of the calibration set (:math:`\lfloor 0.7 n \rfloor`) and test set."""
+    """Return the sizes of the calibration set (7 tenths, rounded down) and of the test set."""
     calibration = 7 * units // 10
     if not 1 <= calibration < units:
         message = f"{units} units are too few to split; collect more"
@@ -36,7 +36,6 @@ def fold_sizes(units: int) -> tuple[int, int]:
 
 
 def splitmix64(state: int) -> int:
-    """Apply the SplitMix64 finaliser."""
     z = state & FULL
     z = ((z ^ (z >> 30)) * MIX_1) & FULL
     z = ((z ^ (z >> 27)) * MIX_2) & FULL
@@ -46,7 +45,7 @@ def splitmix64(state: int) -> int:
 def test_sets(
     seed: int, first_trial: int, trials: int, units: int, n_test: int
 ) -> NDArray[np.uint8]:
-    """Return the test units of each split, (split, unit)."""
+    """Return a mask of the test units of each split, (split, unit)."""
     words = -(-units // 8)
     # The counter of each split's random stream.
     first, numbers = splitmix64(seed & FULL), range(first_trial + 1, first_trial + trials + 1)
@@ -64,12 +63,12 @@ def test_sets(
 
 
 def byte_threshold(units: int, n_test: int) -> int:
-    """Return the threshold of a random byte below which a unit starts in the test fold."""
+    """Return the value below which a random byte puts a unit in the test set at first."""
     return min(255, max(1, (256 * n_test + units // 2) // units))
 
 
 def _settle(fold: NDArray[np.uint8], start: int, words: int, n_test: int) -> None:
-    """Move uniformly chosen units until the test fold has the required size."""
+    """Move random units into or out of the test set until it has ``n_test`` units."""
     units, count = len(fold), int(fold.sum())
     wanted = 1 if count < n_test else 0
     number = words
@@ -91,7 +90,7 @@ def covering_quantile(
     quantiles: FloatArray,
     contains: Callable[[NDArray[np.int64], FloatArray], BoolArray],
 ) -> FloatArray:
-    """Return the smallest quantile at which the interval of each case contains its target."""
+    """Return, for each case, the smallest of ``quantiles`` whose interval contains its target."""
     first = np.searchsorted(quantiles, scores)
     cases = np.flatnonzero(first)
     cases = cases[contains(cases, quantiles[first[cases] - 1])]
@@ -106,8 +105,6 @@ def covering_quantile(
 
 @dataclass(frozen=True)
 class EvaluationInputs:
-    """Validated inputs of an evaluation."""
-
     outputs: FloatArray
     targets: FloatArray
     unit: Unit
@@ -125,7 +122,7 @@ class EvaluationInputs:
 
     @property
     def parts(self) -> list[tuple[str, str, BoolArray]]:
-        """Kind, name and case mask of each class and site."""
+        """Kind ('class' or 'site'), name and case mask of each class and site."""
         ids = {"class": self.label, "site": self.site}
         return [
             (kind, str(name), np.asarray(of_case == name))
@@ -135,7 +132,7 @@ class EvaluationInputs:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Fields of the evaluation that describe its inputs."""
+        """Fields of the evaluation result that depend on the inputs only."""
         return {
             "unit": self.unit.counted,
             "samples": int(self.outputs.shape[-1]),
@@ -149,7 +146,7 @@ class EvaluationInputs:
 
 @dataclass(frozen=True)
 class Pool:
-    """Cases to split, with the fitted score."""
+    """Cases to split into calibration and test cases, with the intervals of a fitted score."""
 
     index: NDArray[np.int64]
     family: IntervalFamily
@@ -166,7 +163,7 @@ class Pool:
 
     @property
     def linear_width(self) -> tuple[FloatArray, FloatArray] | None:
-        """Intercept and slope of widths that are linear in the quantile, or None."""
+        """Intercept and slope of each width as a function of the quantile; None if not linear."""
         family = self.family
         if self.task_range is None and isinstance(family, LinearFamily) and self.moves_in_lines:
             return (family.high - family.low, 2 * family.scale) if family.side == "two" else None
@@ -176,7 +173,6 @@ class Pool:
         return clipped(self.family.interval(quantile), self.task_range)
 
     def intervals(self, quantiles: FloatArray) -> Interval:
-        """Return the intervals of all cases at each of several quantiles, (quantile, case)."""
         return clipped(intervals_at(self.family, quantiles), self.task_range)
 
     def covered(self, quantiles: FloatArray) -> BoolArray:
@@ -186,7 +182,7 @@ class Pool:
 
     @cached_property
     def covered_from(self) -> FloatArray:
-        """Smallest quantile at which each case is covered, if both ends share one quantile."""
+        """Smallest quantile at which each case is covered; both ends must share one quantile."""
 
         def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
             interval = clipped(self.family.select(cases).interval(at), self.task_range)
@@ -195,11 +191,11 @@ class Pool:
         return covering_quantile(self.scores, np.sort(self.scores), contains)
 
     def offset(self, interval: Interval) -> FloatArray:
-        """Return each target minus the centre of its interval."""
+        """Return the target minus the centre of the interval, for each case."""
         return _center_offset(interval, self.targets, self.task_range)
 
     def take(self, order: NDArray[np.int64]) -> Pool:
-        """Return the pool with its cases in the given order."""
+        """Return the pool of the cases with the given indices, in this order."""
         family, scores = self.family.select(order), self.scores[..., order]
         index, targets = self.index[order], self.targets[order]
         return replace(self, index=index, family=family, targets=targets, scores=scores)
@@ -216,7 +212,6 @@ def check_cases(
     cases: float | str = "random",
     task_range: Any = None,
 ) -> EvaluationInputs:
-    """Validate the inputs of an evaluation."""
     range_ = as_task_range(task_range)
     x, z = as_outputs_and_targets(outputs, targets, range_)
     n = len(z)
@@ -237,7 +232,7 @@ def make_pools(
     rng: np.random.Generator | None,
     ends: int = 1,
 ) -> Iterator[Pool]:
-    """Yield the cases to split with a fitted score, once for each random tuning set."""
+    """Yield a pool for each random tuning set, or a single pool if none is needed."""
     outputs, targets, range_ = checked.outputs, checked.targets, checked.task_range
     everyone = np.arange(len(targets))
     if not tuning_fraction(score):
@@ -259,7 +254,7 @@ def make_pools(
 
 
 def center_distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
-    """Return the distance of targets from the interval centre."""
+    """Return the distance of each target from the centre, or the finite end, of its interval."""
     return np.abs(_center_offset(interval, targets, task_range))
 
 
@@ -292,7 +287,7 @@ TABLE_NUMBERS = 8_000_000
 
 @dataclass(frozen=True)
 class Splits:
-    """Units, fold sizes and seed of random splits."""
+    """Random splits, defined by the number of units, the size of the test set and a seed."""
 
     units: int
     n_test: int
@@ -309,7 +304,6 @@ class Splits:
         return test_sets(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
 
     def fold(self, number: int) -> NDArray[np.uint8]:
-        """Return the test units of one trial."""
         if not self.is_compiled:
             return np.asarray(self.folds(np.array([number]))[0])
         from taskuq.conformal import _kernels as kernels
@@ -327,18 +321,18 @@ class Splits:
         return self.folds(np.arange(self.trials))
 
     def count_tests(self, row: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-        """Count how often each unit is tested in the trials of each row, (row, unit)."""
+        """Count how often each unit is tested in the trials with each row number, (row, unit)."""
         counts = np.zeros((rows, self.units), np.int64)
         for t, k in enumerate(row):
             counts[k] += self.fold(t)
         return counts
 
     def of_cases(self, folds: NDArray[Any]) -> NDArray[Any]:
-        """Expand values of units (row, unit) to their cases, (row, case)."""
+        """Return the values of units (row, unit) for each of their cases, (row, case)."""
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
 
     def of_units(self, values: np.ndarray) -> np.ndarray:
-        """Sum values (row, case) over the cases of each unit; return (row, unit)."""
+        """Return sums of values (row, case) over the cases of each unit, (row, unit)."""
         if not len(self.unit_of_case):
             return values
         order = np.argsort(self.unit_of_case, kind="stable")
@@ -346,13 +340,13 @@ class Splits:
         return np.asarray(np.add.reduceat(values[:, order], starts, axis=1))
 
     def case_folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the test cases of consecutive trials."""
+        """Return a mask of the test cases of consecutive trials, (trial, case)."""
         return self.of_cases(self.folds(numbers))
 
 
 @dataclass(frozen=True)
 class RankedScores:
-    """Sorted scores for fast lookup of calibration quantiles."""
+    """Sorted scores in which the quantile of each calibration set is looked up."""
 
     scores: FloatArray
     unit: NDArray[np.int64]
@@ -365,7 +359,7 @@ class RankedScores:
 
     @property
     def ends_tie(self) -> BoolArray:
-        """True for the last of each run of tied scores."""
+        """Mask of the scores that differ from the next larger one."""
         return np.append(self.scores[1:] != self.scores[:-1], True)
 
     def quantiles(self, position: NDArray[np.int64]) -> FloatArray:
@@ -379,7 +373,7 @@ def rank_for_guarantee(
     unit_of_case: NDArray[np.int64],
     covered_from: FloatArray | None = None,
 ) -> RankedScores:
-    """Sort the scores, so that the quantile of each split is found quickly."""
+    """Return scores sorted for the quantile lookup of :func:`run_splits`."""
     entries = guarantee._unit_per_quantile.entries
     each, unit, weight = entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
@@ -398,8 +392,6 @@ def rank_for_guarantee(
 
 @dataclass(frozen=True)
 class SplitResults:
-    """Quantiles and sums of every split."""
-
     position: NDArray[np.int64]
     test_above: FloatArray
     sums: FloatArray
@@ -408,7 +400,7 @@ class SplitResults:
 def run_splits(
     splitting: Splits, rankings: list[RankedScores], features: FloatArray
 ) -> SplitResults:
-    """Find the quantile of each ranking in every split."""
+    """Return the quantiles, and sums of features over test cases, in every split."""
     R, T = len(rankings), splitting.trials
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
@@ -448,7 +440,7 @@ def run_splits(
 def sums_at_quantiles(
     splitting: Splits, quantiles: FloatArray, tables: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
-    """Sum values that depend on the quantile over the test cases of each trial, (table, trial)."""
+    """Return sums over test cases of values that depend on the quantile, (table, trial)."""
     axis = 0 if quantiles.ndim > 1 else None
     distinct, row = np.unique(quantiles, axis=axis, return_inverse=True)
     row = row.ravel()
@@ -481,7 +473,7 @@ def _scan(
     ends_tie: BoolArray,
     allowed: FloatArray,
 ) -> NDArray[np.int64]:
-    """Find the position of the quantile of each fold; -1 if there is none."""
+    """Return the position of the quantile among the sorted scores in each split; -1 if none."""
     in_calibration = folds[:, unit] == 0
     last = np.flatnonzero(ends_tie)
     end_of_tie = last[np.searchsorted(last, np.arange(len(unit)))]
@@ -497,13 +489,13 @@ def _not_covered(
     weight: FloatArray,
     covered: NDArray[np.int64],
 ) -> FloatArray:
-    """Return the weight of uncovered test cases at each position; 0 at position -1."""
+    """Return the weight of uncovered test cases in each split; 0 where the position is -1."""
     beyond = _from_top(weight * folds[:, unit])[np.arange(len(folds)), covered[position]]
     return np.where(position < 0, 0.0, beyond)
 
 
 def _from_top(weights: FloatArray) -> FloatArray:
-    """Return reversed cumulative sums of each row, followed by 0."""
+    """Return, for each column, the sum of it and all later columns; append a column of zeros."""
     # Summed from the top, in the order of the compiled loop, for equal rounding.
     from_top = np.cumsum(weights[:, ::-1], axis=1)[:, ::-1]
     return np.concatenate([from_top, np.zeros((len(weights), 1))], axis=1)
@@ -512,7 +504,7 @@ def _from_top(weights: FloatArray) -> FloatArray:
 def _certified(
     splitting: Splits, ranking: RankedScores, bets: BettingEProcess
 ) -> tuple[NDArray[np.int64], FloatArray]:
-    """Find the quantile of each split at which an e-process certifies the calibration losses."""
+    """Return the positions of quantiles certified by an e-process, and uncovered test weights."""
     position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
     for block in _trial_blocks(splitting):
         folds = splitting.folds(block)

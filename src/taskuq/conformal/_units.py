@@ -1,4 +1,4 @@
-"""Exchangeable units: cases, groups, whole groups and sites."""
+"""Exchangeable units of a guarantee: cases, groups, whole groups and sites."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ Groups: TypeAlias = np.ndarray | None
 
 
 def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the groups 0, 1, ... and count the cases of each."""
     _, index, sizes = np.unique(group, return_inverse=True, return_counts=True)
     return index, sizes
 
@@ -43,7 +42,7 @@ def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _hierarchical_quantile(
     scores: FloatArray, group: np.ndarray, alpha: Level, delta: Level | None = None
 ) -> float:
-    """Return the score that a random case of a new group exceeds with probability at most alpha."""
+    """Return the score that a random case of a new group exceeds with probability <= alpha."""
     index, sizes = group_index(group)
     if delta is not None:
         return smallest_certified(scores, index, 1 / sizes[index], BettingEProcess(alpha, delta))
@@ -63,7 +62,7 @@ def quantile_of_mean_loss(
 ) -> float:
     r"""Return the smallest score :math:`q` with :math:`\sum_v L_v(q) \le` ``allowed``, exactly.
 
-    The loss :math:`L_v(q)` sums 1 / denominator over the cases of unit v with scores above q.
+    :math:`L_v(q)` is the sum of 1 / ``denominator`` over the cases of unit v with scores above q.
     """
     # Counting in units of 1/lcm keeps the comparison free of rounding.
     common = math.lcm(*(int(n) for n in np.unique(denominator)))
@@ -80,7 +79,7 @@ def quantile_of_mean_loss(
 
 
 def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction) -> FloatArray:
-    """Return, for each group, the score that the given fraction of its cases does not exceed."""
+    """Return for each group the smallest score not exceeded by a fraction of its cases."""
     index, sizes = group_index(group)
     exact = Fraction(str(share))
     ordered = np.lexsort((scores, index))
@@ -90,7 +89,7 @@ def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction
 
 
 class Unit(ABC):
-    """Exchangeable unit and the cases that its guarantee covers."""
+    """Exchangeable unit, with the cases that its guarantee covers."""
 
     is_group: ClassVar[bool]
     # Cases of a new group that are covered, as the user gave them.
@@ -113,7 +112,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def part(self) -> str:
-        """Covered cases, in words."""
+        """Covered cases of a unit as a phrase, e.g. 'a random case'."""
 
     @property
     def covered(self) -> str:
@@ -128,42 +127,42 @@ class Unit(ABC):
     @property
     @abstractmethod
     def fraction(self) -> Fraction | None:
-        """Fraction of a group's cases to cover simultaneously; None for one random case."""
+        """Fraction of the cases of a group that must be covered; None for one random case."""
 
     def source(self, n_cases: int, n_groups: int | None) -> str:
-        """Return the calibration units, in words."""
+        """Return a phrase for the calibration units, e.g. "the 200 calibration cases"."""
         if self.is_group:
             return f"the {n_groups} calibration groups ({n_cases} cases)"
         return f"the {n_cases} calibration cases"
 
     def groups(self, group: np.ndarray | None) -> np.ndarray | None:
-        """Return the groups that cases are split by, or None."""
+        """Return the group of each case if groups are the units, else None."""
         return group if self.is_group else None
 
     def index(self, cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
         return unit_index(cases, self.groups(group))
 
     def weights(self, index: np.ndarray) -> FloatArray:
-        """Return the weight of each case in a mean over units; all groups have equal weight."""
+        """Return the weight of each case in a mean that counts every unit equally."""
         return 1 / np.bincount(index)[index] if self.is_group else np.ones(len(index))
 
     def entries(
         self, scores: FloatArray, index: NDArray[np.int64]
     ) -> tuple[FloatArray, NDArray[np.int64], FloatArray]:
-        """Return the scores to rank (of cases, or one per group) with their units and weights."""
+        """Return the scores to rank (one per case or one per group), their units and weights."""
         if self.fraction is None:
             return scores, index, self.weights(index)
         worst = _worst_scores(scores, index, self.fraction)
         return worst, np.arange(len(worst)), np.ones(len(worst))
 
     def loss(self, missed: NDArray[np.int64], cases: NDArray[np.int64]) -> FloatArray:
-        """Return the loss of each unit, in [0, 1], from its number of missed cases."""
+        """Return the loss of each unit, in [0, 1], from its numbers of missed and of all cases."""
         if self.fraction is None:
             return np.asarray(missed / cases)
         return np.asarray(cases - missed < self.enough(cases), dtype=float)
 
     def enough(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of cases to cover per group; empty if one random case is covered."""
+        """Return how many cases of each group must be covered; empty for one random case."""
         if self.fraction is None:
             return np.empty(0, dtype=np.int64)
         # Python's integers: sixteen decimals times a number of cases do not fit 64 bits.
@@ -173,18 +172,18 @@ class Unit(ABC):
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
-        """Return the total weight of scores that may exceed the quantile."""
+        """Return the total weight of calibration scores that may exceed the quantile."""
 
     def bets(self, alpha: Level, delta: Level | None) -> BettingEProcess | None:
-        """Return the e-process that certifies losses; None if a fixed weight suffices."""
+        """Return the e-process that certifies the losses; None if :meth:`allowed` suffices."""
         return None
 
     @abstractmethod
     def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
-        """Return the quantile of calibration scores that keeps the guarantee."""
+        """Return the conformal quantile of scores (case,)."""
 
     def needed(self, alpha: Level, delta: Level | None) -> int:
-        """Return the number of calibration units that a finite quantile needs."""
+        """Return the smallest number of calibration units that gives a finite quantile."""
         if delta is None:
             return min_calibration_size(alpha)
         a, d = float(exact_alpha(alpha)), float(exact_alpha(delta, "delta"))
@@ -195,7 +194,7 @@ class Unit(ABC):
 
 
 class _RankedUnit(Unit):
-    """Unit with one score; the quantile is an order statistic of the scores."""
+    """Unit with one score each, so that the quantile is an order statistic."""
 
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         return float(units - guaranteed_rank(units, alpha, delta))
@@ -209,7 +208,7 @@ class _RankedUnit(Unit):
 
 @dataclass(frozen=True)
 class CaseUnit(_RankedUnit):
-    """Exchangeable cases; a new case is covered."""
+    """Exchangeable cases; the guarantee covers a new case."""
 
     is_group: ClassVar[bool] = False
     part: ClassVar[str] = "a new case"
@@ -221,7 +220,7 @@ class CaseUnit(_RankedUnit):
 
 @dataclass(frozen=True)
 class RandomCaseUnit(Unit):
-    """Exchangeable groups; a random case of a new group is covered."""
+    """Exchangeable groups; the guarantee covers a random case of a new group."""
 
     is_group: ClassVar[bool] = True
     part: ClassVar[str] = "a random case"
@@ -243,9 +242,9 @@ class RandomCaseUnit(Unit):
 
 @dataclass(frozen=True)
 class SiteUnit(RandomCaseUnit):
-    """Exchangeable sites; a random case of a random group of a new site is covered.
+    """Exchangeable sites; the guarantee covers a random case of a random group of a new site.
 
-    Groups are ids from :func:`nested_ids`.
+    The argument ``group`` holds ids from :func:`nested_ids`.
     """
 
     counted: ClassVar[UnitName] = "site"
@@ -260,7 +259,7 @@ class SiteUnit(RandomCaseUnit):
         return unit_index(cases, group["site"])
 
     def weights(self, index: np.ndarray) -> FloatArray:
-        """Return the weight of each case, given its ids; all sites have equal weight."""
+        """Return the weight of each case, given its id; all sites have equal weight."""
         return np.asarray(1 / nested_denominators(index))
 
     def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
@@ -271,14 +270,14 @@ class SiteUnit(RandomCaseUnit):
 
 
 def nested_ids(site: np.ndarray, group: np.ndarray | None) -> np.ndarray:
-    """Return site and group of each case as one array; without groups, each case is a group."""
+    """Return an id of site and group for each case; without groups, each case is a group."""
     ids = np.empty(len(site), dtype=[("site", np.int64), ("group", np.int64)])
     ids["site"], ids["group"] = unit_index(0, site), unit_index(len(site), group)
     return ids
 
 
 def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
-    """Return, for each case, the number of groups of its site times that of cases of its group."""
+    """Return, for each case, the groups in its site times the cases in its group."""
     pairs, case_pair, cases = np.unique(ids, return_inverse=True, return_counts=True)
     groups = np.bincount(unit_index(0, pairs["site"]))[unit_index(0, pairs["site"])]
     return np.asarray((groups * cases)[case_pair], dtype=np.int64)
@@ -286,7 +285,7 @@ def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _GroupFractionUnit(_RankedUnit):
-    """Exchangeable groups; at least a given fraction of the cases of a new group is covered."""
+    """Exchangeable groups; the guarantee covers a fraction of the cases of a new group."""
 
     is_group: ClassVar[bool] = True
 
@@ -320,7 +319,7 @@ def as_unit(
     whole: bool = False,
     has_sites: bool = False,
 ) -> Unit:
-    """Return the unit for the argument ``unit``; None selects the group if groups are given."""
+    """Return the unit with the given name; None means 'group' with groups and else 'case'."""
     made = make_unit(unit or ("group" if has_groups else "case"), cases, whole=whole)
     if isinstance(made, SiteUnit):
         if not has_sites:
@@ -368,7 +367,7 @@ def _exact_fraction(cases: float | str) -> Fraction:
 
 
 def unit_index(cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
-    """Number the units from 0: the groups, or the cases themselves."""
+    """Return the number (0, 1, ...) of the group of each case; without groups, of the case."""
     return np.arange(cases) if group is None else group_index(group)[0]
 
 
@@ -386,7 +385,7 @@ def choose_units(
     seed: int | np.random.Generator | None,
     contents: Sequence[bytes],
 ) -> BoolArray:
-    """Choose units to hold out at random; see :func:`random_order`."""
+    """Return a case mask of ``take`` units chosen at random as in :func:`random_order`."""
     as_generator(0 if seed is None else seed)
     cases: list[list[bytes]] = [[] for _ in range(int(index.max()) + 1)]
     for unit, content in zip(index.tolist(), contents, strict=True):
@@ -396,7 +395,7 @@ def choose_units(
 
 
 def case_contents(outputs: FloatArray, targets: FloatArray) -> list[bytes]:
-    """Return for each case the ranks of its values among those of all cases."""
+    """Return bytes that identify each case: the ranks of its values among all cases."""
     # With ranks, a change of measurement units does not change the choice of units.
     columns = [np.asarray(v, dtype=float).reshape(len(v), -1) for v in (outputs, targets)]
     values = np.concatenate(columns, axis=1)
@@ -408,14 +407,12 @@ def case_contents(outputs: FloatArray, targets: FloatArray) -> list[bytes]:
 
 
 def table_contents(table: TaskOutputs) -> list[bytes]:
-    """Return the contents of the cases of a table, see :func:`case_contents`."""
     targets = table.targets.swapaxes(0, 1) if table.has_round_targets else table.targets
     # Cases of equal targets and first samples are copies, or coarse.
     return case_contents(table.outputs[:, :, :2].swapaxes(0, 1), targets)
 
 
 def choose_fraction(table: TaskOutputs, index: NDArray[np.int64], fraction: float) -> BoolArray:
-    """Choose a random fraction of the units."""
     units = int(index.max()) + 1
     take = round(fraction * units) if 0 < fraction < 1 else 0
     if not 0 < take < units:

@@ -229,7 +229,7 @@ def _acceleration_width_curve(
         points += [(name, rules[name].width, rules[name].mean_acceleration) for name in plans]
     return replace(
         acceleration_against_width(points, "line"),
-        caption="Average acceleration against the mean width of early reports, splits by "
+        caption="Average acceleration against the mean width of early stops, splits by "
         f"{unit.counted}, one point for each width to stop at "
         f"({', '.join(f'{w:g}' for w in settings.widths)}), error rate "
         f"{settings.alpha:g}: up and to the left is better. 0.5 is half of the error budget; "

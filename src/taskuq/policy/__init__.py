@@ -1,4 +1,4 @@
-"""Stopping policies with a guarantee for the interval reported at the stop."""
+"""Policies that stop scans early and guarantee the coverage of the reported intervals."""
 
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import POLICIES, NestedPolicy, PolicyKind, PolicySpec

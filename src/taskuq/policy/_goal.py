@@ -1,4 +1,4 @@
-"""Goals of a report: a maximal width or a level."""
+"""Goals for the reported interval: a largest width, or a level that a bound must cross."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ BISECTIONS = 60
 
 @dataclass(frozen=True)
 class Goal:
-    """Goal of a report: a maximal width, or a level that a one-sided bound must cross.
+    """Goal for the reported interval: a largest width, or a level that a bound must cross.
 
     Args:
-        max_width: Largest width of a two-sided interval, or distance of a bound from the estimate.
+        max_width: Largest width of a two-sided interval; for a one-sided bound, its largest
+            distance from the estimate.
         level: Level that a one-sided bound must cross.
-        side: 'two', 'upper' or 'lower'.
+        side: 'two' for a two-sided interval, 'upper' or 'lower' for a one-sided bound.
 
     Example:
         >>> Goal(level=0.5, side="lower").statement
@@ -60,7 +61,7 @@ class Goal:
 
     @property
     def statement(self) -> str:
-        """Goal in words, for use in sentences."""
+        """Goal in words, e.g. "the interval is at most 0.2 wide"."""
         if self.level is not None:
             return f"the target is at {'least' if self.side == 'lower' else 'most'} {self.level:g}"
         if self.side == "two":
@@ -72,7 +73,7 @@ class Goal:
         return self.level is not None
 
     def largest_threshold(self, family: IntervalFamily, task_range: TaskRange) -> FloatArray:
-        """Return the threshold below which the interval of each case meets the goal."""
+        """Return, for each case, the threshold below which its interval meets the goal."""
         if not isinstance(family, LinearFamily):
             return self._search(family, task_range)
         if self.side != "two":
@@ -92,7 +93,7 @@ class Goal:
         return over(reach, family.scale)
 
     def bound(self, anchor: FloatArray, link: Link) -> tuple[FloatArray, FloatArray]:
-        """Return one-sided ends that just meet the goal, and their distance from the anchor."""
+        """Return one-sided bounds that just meet the goal, and their distances from the anchor."""
         sign = 1.0 if self.side == "upper" else -1.0
         if self.level is not None:
             end = np.full(anchor.shape, self.level)
@@ -101,7 +102,7 @@ class Goal:
         return end, np.asarray(sign * (link(end) - anchor))
 
     def is_reached(self, interval: Interval, estimate: FloatArray | float = 0.0) -> np.ndarray:
-        """Return True for nonempty intervals that strictly meet the goal."""
+        """Return a mask of the intervals that are not empty and strictly meet the goal."""
         end = interval.upper if self.side == "upper" else interval.lower
         width = float(self.max_width or 0.0)
         if self.level is not None:
@@ -127,17 +128,15 @@ class Goal:
         return np.where(nowhere, np.inf, np.where(everywhere, -np.inf, low))
 
     def for_task(self, task: int) -> Goal:
-        """Return the goal of one task."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the goal as JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Goals:
-    """Goals of several tasks, all of which must be met."""
+    """One goal per task; all of them must be met."""
 
     names: tuple[str, ...]
     each: tuple[Goal, ...]
@@ -171,7 +170,7 @@ def goal_from_dict(record: Mapping[str, Any]) -> Goal | Goals:
 def make_goals(
     max_width: Any, at_least: Any, at_most: Any, side: Any, names: Sequence[str]
 ) -> Goal | Goals:
-    """Return one goal for all tasks, or one per task."""
+    """Return one goal if it is the same for all tasks, else one goal per task."""
     arguments = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
     columns = [per_task(v, names, name, partial(_number, name)) for name, v in arguments.items()]
     sides = per_task(side, names, "side", lambda one: one)
@@ -200,7 +199,10 @@ def _number(name: str, value: Any) -> float | None:
 def bisect_threshold(
     claim: Callable[[FloatArray], BoolArray], shape: tuple[int, ...]
 ) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray]:
-    """Bracket the threshold from which a claim holds; flag claims that always or never hold."""
+    """Bracket the threshold from which a claim holds, by bisection.
+
+    Return lower ends, upper ends, and masks of the entries that always and that never hold.
+    """
     low, high = np.full(shape, -1.0), np.full(shape, 1.0)
     for _ in range(BISECTIONS):
         held, fails = claim(low), ~claim(high)
@@ -216,6 +218,5 @@ def bisect_threshold(
 
 
 def over(reach: FloatArray, scale: FloatArray) -> FloatArray:
-    """Divide the reach by the scale; a scale of 0 gives inf if the reach is positive, else -inf."""
     still = np.where(reach > 0, np.inf, -np.inf)
     return np.divide(reach, scale, out=still, where=scale > 0)

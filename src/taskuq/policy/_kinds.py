@@ -51,14 +51,15 @@ class PolicySpec:
     Args:
         kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or yours.
         alpha: Error rate in (0, 1).
-        goal: Goal of the report, one for all tasks or one per task.
-        score: For 'adaptive', 'anytime' and 'paper': score of the nested intervals.
-        statistic: For 'fixed-width': 'spread' or 'learned'.
-        budget: For 'fixed-width': fraction of the error rate used for stopping early; the rest
-            is used for intervals narrower than the window.
-        round_tolerance: For 'fixed-width': exponent of the acceleration in the risk statistic.
+        goal: Goal for the reported interval, one for all tasks or one per task.
+        score: For 'adaptive', 'anytime' and 'paper': score that defines the intervals.
+        statistic: For 'fixed-width': estimate of the risk, 'spread' or 'learned'.
+        budget: For 'fixed-width': fraction of alpha spent on stopping early; the rest is spent on
+            reporting intervals narrower than the goal requires.
+        round_tolerance: For 'fixed-width': the risk at acceleration R is multiplied by
+            R ** round_tolerance.
         given: 'early' for a guarantee among the scans that stop before the full measurement,
-            'round' for one among those that stop in each round.
+            'round' for a guarantee among the scans that stop in each single round.
 
     Example:
         >>> PolicySpec("paper", alpha=0.1, goal=Goal(max_width=0.2), score="cqr").name
@@ -97,7 +98,7 @@ class PolicySpec:
 
     @property
     def name(self) -> str:
-        """Short name, e.g. fixed-width:spread."""
+        """Short name, e.g. 'fixed-width:spread'."""
         first, *others = self.policy.options
         main = getattr(self, first)
         words = [main if isinstance(main, str) else score_name(main)]
@@ -106,7 +107,7 @@ class PolicySpec:
 
     @property
     def base_score(self) -> Score:
-        """Score of the first task before tuning."""
+        """Score of the first task, before it is fitted."""
         return self.policy.make_score(self.for_task(0))
 
     def for_task(self, task: int) -> TaskSpec:
@@ -114,7 +115,7 @@ class PolicySpec:
 
     @property
     def tuning_fraction(self) -> float:
-        """Fraction of units held out to fit the policy, in addition to its score."""
+        """Fraction of units held out to fit the policy; its score may hold out more units."""
         own = {None: 0.0, "early": EARLY_FRACTION, "round": ROUND_FRACTION}[self.given]
         return max(self.policy.tuning_fraction(self), own)
 
@@ -125,9 +126,10 @@ class PolicySpec:
         tuning: TuningCases | None = None,
         within: np.ndarray | None = None,
     ) -> FloatArray:
-        """Return the threshold of each round, (round,) or (round, stratum).
+        """Return the threshold of each round, (round,), or of each round and stratum.
 
-        ``within`` holds the classes or strata of the calibration cases, then of the tuning cases.
+        ``within`` holds the class or stratum of each calibration case, followed by those of the
+        tuning cases.
         """
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
             raise InputError(
@@ -175,7 +177,7 @@ PolicyName: TypeAlias = str | Mapping[str, Any] | PolicySpec
 
 
 def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
-    """Parse a policy name such as adaptive:mlwr; omitted parts keep their defaults."""
+    """Return the specification of a policy name such as 'adaptive:mlwr', with other defaults."""
     if isinstance(named, PolicySpec):
         return named
     if isinstance(named, str):
@@ -197,7 +199,7 @@ def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
 
 
 class PolicyKind(ABC):
-    """Base class of policies, with statistic, calibration and guarantee."""
+    """Base class of policies: defines the stopping rule, its calibration and its guarantee."""
 
     # The fields of a specification that it reads, the main one first.
     options: ClassVar[tuple[str, ...]]
@@ -213,33 +215,33 @@ class PolicyKind(ABC):
 
     @abstractmethod
     def make_score(self, spec: TaskSpec) -> Score:
-        """Return the score of a task before tuning."""
+        """Return the score of a task before it is fitted."""
 
     @abstractmethod
     def make_rule(
         self, spec: TaskSpec, score: Score, range_: TaskRange, acceleration: float
     ) -> StoppingRule:
-        """Return the stopping rule of a task and round, given the tuned score."""
+        """Return the stopping rule of one task in one round, given the fitted score."""
 
     @abstractmethod
     def thresholds(self, statistics: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
-        """Return calibrated thresholds; the first axis has length 1 or one entry per round."""
+        """Return thresholds; the first axis has one entry per round, or one for all rounds."""
 
     @abstractmethod
     def statement(self, goal: Goal | Goals, guarantee: str) -> str:
-        """Return the guarantee at the stop as a sentence."""
+        """Return the guarantee as a sentence."""
 
     def tuning_fraction(self, spec: PolicySpec) -> float:
         """Return the fraction of units to hold out for :meth:`fit`."""
         return 0.0
 
     def fit(self, spec: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        """Return rules fitted to held-out outputs and targets."""
+        """Return the rules fitted to outputs ``x`` and targets ``z`` of held-out units."""
         return rules
 
 
 class NestedPolicy(PolicyKind):
-    """Base class of policies that report a score's nested intervals."""
+    """Base class of policies that report the intervals of a score."""
 
     options: ClassVar[tuple[str, ...]] = ("score",)
     rule_class: ClassVar[type[StoppingRule]] = IntervalRule
@@ -266,7 +268,7 @@ POLICIES: Registry[type[PolicyKind]] = Registry(
 
 @final
 class AdaptivePolicy(NestedPolicy):
-    """Policy with one threshold for all rounds, calibrated on the reports at the stop."""
+    """Policy with one threshold, calibrated on the intervals reported when scans stop."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = True
@@ -281,7 +283,7 @@ class AdaptivePolicy(NestedPolicy):
 
 @final
 class AnytimePolicy(NestedPolicy):
-    """Policy with one threshold for all rounds, calibrated on the maximum score over rounds."""
+    """Policy with one threshold, calibrated on the maximum of the score over the rounds."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = False
@@ -297,7 +299,7 @@ class AnytimePolicy(NestedPolicy):
 
 @final
 class PaperPolicy(NestedPolicy):
-    """Policy with one threshold per round, as in the paper; no guarantee at the stop."""
+    """Policy of the paper: one threshold per round, without a guarantee when a scan stops."""
 
     is_guaranteed: ClassVar[bool] = False
     stops_whole_groups: ClassVar[bool] = False
@@ -313,7 +315,6 @@ class PaperPolicy(NestedPolicy):
 
 
 def _fit_residual_law(residuals: FloatArray) -> ResidualDistribution:
-    """Fit the distribution of residuals, smoothed by a logistic kernel."""
     level = (np.arange(40) + 0.5) / 40
     iqr = float(np.subtract(*np.quantile(residuals, [0.75, 0.25])))
     deviation = 0.9 * iqr / 1.34 * len(residuals) ** -0.2
@@ -344,7 +345,7 @@ STATISTICS: dict[str, Callable[[Goal], Score]] = {
 
 @final
 class FixedWidthPolicy(PolicyKind):
-    """Policy that reports a window of the requested width and stops once its risk is small."""
+    """Policy that reports an interval of fixed width and stops once its risk is small."""
 
     options: ClassVar[tuple[str, ...]] = ("statistic", "budget", "round_tolerance")
     rule_class: ClassVar[type[StoppingRule]] = WindowRule
@@ -386,7 +387,7 @@ class FixedWidthPolicy(PolicyKind):
 def window_distribution(
     score: Score, outputs: FloatArray, targets: FloatArray
 ) -> ResidualDistribution | None:
-    """Return the residual distribution used to place windows; None if they are centred."""
+    """Return the residual distribution that places windows; None if windows are centred."""
     # Near the ends of a range the centre is rarely the best place; without a range it is.
     if not isinstance(score, LearnedScore) or score.side != "two" or score.link.is_identity:
         return None
@@ -397,7 +398,7 @@ def window_distribution(
 def _fit_shrinkage(
     spec: PolicySpec, rules: Rules, outputs: FloatArray, targets: FloatArray
 ) -> Rules:
-    """Fit the stopping statistic and the shrinkage of reports to tuning cases."""
+    """Fit, to tuning cases, the risk above which no scan stops and how far intervals shrink."""
     statistics = stopping_statistics(rules, outputs, targets)
     Lambda = stopping_score(statistics.lowest, statistics.largest, statistics.score)
     level = float(exact_alpha(spec.alpha)) * spec.budget

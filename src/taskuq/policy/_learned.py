@@ -98,8 +98,6 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
 
 
 class _SelfTunedCell(NamedTuple):
-    """Rule of one task and round whose score is fitted to the calibration units."""
-
     fit: LeaveOneOutFit
     summary: Any
     targets: FloatArray
@@ -107,7 +105,7 @@ class _SelfTunedCell(NamedTuple):
 
 @dataclass(frozen=True)
 class SelfTunedRules:
-    """Rules fitted to all calibration units, without a held-out set."""
+    """Rules whose scores are fitted to all calibration units, with none held out."""
 
     spec: PolicySpec
     table: TaskOutputs
@@ -115,7 +113,7 @@ class SelfTunedRules:
     targets: FloatArray
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
-        """Return the rules for new cases, and bounds on the statistics of calibration cases."""
+        """Return the rules for new cases, and bounds on the statistics of the calibration cases."""
         fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
         rules = self._rules([[fit.score for fit in row] for row in fits])
         return rules, self._bracketed(rules, [[fit.corners for fit in row] for row in fits], kept)
@@ -123,13 +121,13 @@ class SelfTunedRules:
     def with_margin(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> StoppingStatistics:
-        """Return bounds on the statistics if quantile levels are off by at most a margin."""
+        """Return bounds on the statistics for all errors of quantile levels up to ``margin``."""
         corners = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
         rules = self._rules([[some[0] for some in row] for row in corners])
         return self._bracketed(rules, corners, kept)
 
     def final(self, rules: Rules) -> StoppingStatistics:
-        """Return the statistics of all cases of the table under given rules."""
+        """Return the statistics of all cases of the table under the given rules."""
         rounds = [
             [
                 rule.examine_family(_family(rule.score, cell.summary), self.table.cases)
@@ -172,7 +170,11 @@ class SelfTunedRules:
     def learn_outside(
         self, test: NDArray[np.uint8], index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
-        """Fit rules to the units outside a test set; return unit index and both statistics."""
+        """Fit rules to the units outside the test set.
+
+        Return the unit of each of their cases, bounds on their statistics, and the statistics of
+        all cases under the fitted rules.
+        """
         kept = test[index] == 0
         units = (np.cumsum(test == 0) - 1)[index[kept]]
         rules, statistics = self.learn(kept, units)
@@ -182,7 +184,7 @@ class SelfTunedRules:
 def self_tuned_rules(
     spec: PolicySpec, table: TaskOutputs, delta: float | None, classes: np.ndarray | None = None
 ) -> SelfTunedRules | None:
-    """Return rules fitted to the calibration units themselves, if the policy supports this."""
+    """Return rules fitted to the calibration units; None if the policy needs held-out units."""
     policy = spec.policy
     is_bracketed = policy.rule_class.is_bracketed
     if (
@@ -212,7 +214,7 @@ def _family(score: Score, summary: Any) -> LinearFamily:
 
 
 class _Bracket(NamedTuple):
-    """Bounds on the statistics of a task and round over a range of scores."""
+    """Bounds on the statistics of one task and round, over all scores of a set."""
 
     lowest: FloatArray
     largest: FloatArray
@@ -225,7 +227,7 @@ class _Bracket(NamedTuple):
 def _bracket(
     rule: StoppingRule, summary: Any, targets: FloatArray, corners: Sequence[Score]
 ) -> _Bracket:
-    """Return bounds on the statistics over all scores between the corners of their range."""
+    """Return bounds over all scores whose parameters lie in the box spanned by ``corners``."""
     n, corner = len(targets), len(corners)
     families = [_family(one, summary) for one in corners]
     with np.errstate(invalid="ignore"):

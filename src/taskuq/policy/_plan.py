@@ -1,4 +1,4 @@
-"""Calibration of a policy and choice among policies."""
+"""Calibration of a policy, and the choice among several."""
 
 from __future__ import annotations
 
@@ -74,57 +74,72 @@ def plan(
     seed: int | np.random.Generator | None = None,
     **table_kwargs: Unpack[TableFields],
 ) -> Policy:
-    r"""Calibrate a policy that stops scans early, with a guarantee at the stop.
+    r"""Calibrate a policy that stops scans early with guaranteed coverage of the target.
 
     ===============  ======================================================================
-    ``fixed-width``  report a window that meets the goal; stop when its risk is small
-    ``adaptive``     report the interval of the score; stop as soon as it meets the goal
-    ``anytime``      report intervals valid in all rounds jointly, for any stopping rule
-    ``paper``        calibrate each round separately; no guarantee at the stop
+    ``fixed-width``  report an interval that just meets the goal (e.g. has width ``max_width``);
+                     stop when the risk that it misses the target is small
+    ``adaptive``     report the calibrated interval of ``score``; stop when it meets the goal
+    ``anytime``      like ``adaptive``, but the intervals of all rounds are valid jointly, under
+                     any stopping rule
+    ``paper``        calibrate each round separately; coverage of the interval reported when a
+                     scan stops is not guaranteed
     ===============  ======================================================================
 
-    For the first two kinds, :math:`\hat\lambda` is the conformal quantile of the stopping scores
-    :math:`\Lambda_i`. :math:`\Lambda_i` is the largest threshold at which case i stops with a miss,
-    so that
+    For the first two kinds, the threshold is the conformal quantile of the scores
+    :math:`\Lambda_i`: the largest threshold at which the scan of calibration case :math:`i` stops
+    early and reports an interval that misses its target. For a new scan with target :math:`z` that
+    ends in round :math:`T` with the reported interval :math:`\mathcal C_T`,
 
     .. math:: \mathbb P\{z \in \mathcal C_T \text{ and the goal is reached}\} \ge 1 - \alpha
 
+    ``max_width``, ``at_least``, ``at_most`` and ``side`` take one value for all tasks, a list with
+    one value per task, or a dictionary by task name.
+
     Args:
-        table: Task outputs of all rounds, or arrays (outputs, targets).
+        table: Task outputs of all rounds: a table, its path, or arrays (outputs, targets).
         alpha: Error rate in (0, 1).
-        max_width: Stop when the interval is this narrow. Widths, levels and sides are given once
-            for all tasks, or per task, in order or by name.
-        at_least: Stop when a lower bound exceeds this level.
-        at_most: Stop when an upper bound is below this level.
-        policy: Kind of policy, one of the above or a registered one.
-        score: Score of the nested intervals, default 'mlwr'; fixed-width policies use
+        max_width: Goal: largest width of the interval, or distance of a bound from the estimate.
+        at_least: Goal: the lower bound exceeds this level.
+        at_most: Goal: the upper bound is below this level.
+        policy: Kind of policy: one of the above, or the name of a kind that you registered.
+        score: Score that defines the intervals, default 'mlwr'. For 'fixed-width', use
             ``statistic`` instead.
-        statistic: 'spread', which needs no tuning targets, or 'learned', which also corrects bias.
-        budget: For fixed-width: values below 1 trade acceleration for narrower reports.
-        round_tolerance: For fixed-width: exponent that makes later rounds more tolerant.
-        unit: 'case', 'group' (a random case of a new group), 'whole-group' (one decision for all
-            its cases), or 'site' (a random case of a random group of a new site); default:
-            'group' if the table has groups.
-        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
-        delta: Guarantee coverage with probability 1 - delta over calibration sets.
-        given: 'early' guarantees coverage among the scans that stop before the full measurement,
-            'round' among those that stop in each round, for all rounds jointly. Both need
-            ``delta``; the certificate records their cost in acceleration.
-        label: Class of each case, as an array or the name of a column of the table ('label'); the
-            guarantee holds within each class, and new cases need no label.
-        strata: Stratum of each case, known before its scan, given like ``label``; the guarantee
-            holds within each stratum, and :meth:`Policy.decide` needs the stratum of a new case.
-        condition_on: With groups and classes or strata, the random draw: 'case', a random case of
-            a new group, given its class, or 'group', a random case of the class in a new group
-            that contains it (default if whole groups stop, or ``cases`` is 'all' or a fraction).
-        delta_scope: Scope of delta with strata: 'each' for each separately, 'all' for all jointly.
-        side: 'two', 'upper' or 'lower'; default: derived from ``at_least`` and ``at_most``.
+        statistic: For 'fixed-width', the estimate of the risk: 'spread' needs no tuning targets;
+            'learned' is fitted to targets of held-out units and also corrects bias.
+        budget: For 'fixed-width': fraction of alpha spent on stopping early. Below 1, the rest is
+            spent on intervals narrower than ``max_width``, and scans tend to stop later.
+        round_tolerance: For 'fixed-width': the risk at acceleration R is multiplied by
+            R ** round_tolerance, so larger values make stops at high acceleration rarer.
+        unit: Exchangeable unit: 'case'; 'group', to cover a random case of a new group;
+            'whole-group', to stop all cases of a group together; or 'site', to cover a random case
+            of a random group of a new site. Default: 'group' if the table has groups.
+        cases: With groups, the cases of a new group that are covered: 'random' for one random
+            case, 'all', or a number in (0, 1] for at least this fraction of its cases.
+        delta: If given, coverage is at least 1 - alpha with probability 1 - delta over calibration
+            sets; without it, coverage is at least 1 - alpha on average over calibration sets.
+        given: 'early' guarantees coverage among the scans that stop before the full measurement;
+            'round' among the scans that stop in each round, for all rounds jointly. Both need
+            ``delta``. ``Policy.certificate`` also holds the mean acceleration without ``given``.
+        label: Class of each case: an array, or the name of a column of the table such as 'label'.
+            The guarantee holds within each class; the class of a new case need not be known.
+        strata: Stratum of each case, known before its scan: an array or the name of a column. The
+            guarantee holds within each stratum; pass the stratum of a new case to
+            :meth:`Policy.decide`.
+        condition_on: With groups and ``label`` or ``strata``: 'case' covers a random case of a new
+            group, given its class or stratum. 'group' covers a random case among those of the
+            class or stratum in a new group that has such cases. Default: 'case', but 'group' if
+            whole groups stop or ``cases`` is 'all' or a fraction.
+        delta_scope: With ``strata``: 'each' (default) if delta holds for each stratum separately,
+            'all' if it holds for all strata jointly.
+        side: 'two', 'upper' or 'lower'; default: 'lower' with ``at_least``, 'upper' with
+            ``at_most``, else 'two'.
         choose: Candidate policies such as 'fixed-width:learned' or 'adaptive:mlwr'. They are
-            compared on three tenths of the units; the one with the largest mean acceleration is
+            compared on three tenths of the units. The one with the largest mean acceleration is
             calibrated on the other units, so its guarantee holds.
-        task: Tasks whose goals must be reached; all by default.
+        task: Names of the tasks whose goals must be reached; default: all tasks.
         seed: Integer or Generator for the random choice of units to hold out, if any.
-        table_kwargs: With arrays: ``accelerations`` and other fields of a table.
+        table_kwargs: If ``table`` is arrays: ``accelerations`` and other fields of a table.
 
     Raises:
         InputError: If the table has no targets, no goal is given, or options conflict.
@@ -165,8 +180,6 @@ def plan(
 
 @dataclass(frozen=True)
 class Setup:
-    """Table, unit and conditions of a guarantee."""
-
     table: TaskOutputs
     unit: Unit
     delta: float | None
@@ -182,20 +195,19 @@ class Setup:
 
     @property
     def sites(self) -> np.ndarray | None:
-        """Site and group of each case, if sites are the unit."""
+        """Site and group of each case; None unless the unit is the site."""
         if not isinstance(self.unit, SiteUnit) or self.table.site is None:
             return None
         return nested_ids(self.table.site, self.table.group)
 
     @property
     def weights(self) -> FloatArray:
-        """Weight of each case in a mean over units."""
+        """Weight of each case in a mean that counts every unit equally."""
         return self.unit.weights(self.index if self.sites is None else self.sites)
 
     def calibrator(
         self, guarantee: Guarantee, index: NDArray[np.int64], cases: np.ndarray
     ) -> Calibrator:
-        """Return the calibrator for some cases."""
         sites = None if self.sites is None else self.sites[cases]
         return Calibrator(guarantee, self.unit, index, sites=sites)
 
@@ -205,7 +217,7 @@ class Setup:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """Class of each case, if the guarantee holds within each class."""
+        """Class of each case; None unless the guarantee holds within each class."""
         return self.within if self.condition and self.condition[0] == "class" else None
 
     def read_as(self, condition_on: str | None, delta_scope: str | None) -> Setup:
@@ -241,7 +253,7 @@ class Setup:
 def policy_condition(
     table: TaskOutputs, unit: Unit, label: Any, strata: Any
 ) -> tuple[str, np.ndarray] | None:
-    """Return the kind of a condition and its value for each case."""
+    """Return 'class' or 'stratum' with the value of each case; None without a condition."""
     given = {
         name: value for name, value in (("label", label), ("strata", strata)) if value is not None
     }
@@ -322,7 +334,7 @@ def _calibrate_policy(spec: PolicySpec, setup: Setup, rng: np.random.Generator |
 
 
 def case_thresholds(thresholds: FloatArray, within: np.ndarray | None) -> FloatArray:
-    """Return thresholds (round,) or, with strata, those of each case, (round, case)."""
+    """Return one threshold per round, or with strata the threshold of each (round, case)."""
     if thresholds.ndim == 1 or within is None:
         return thresholds
     return np.asarray(thresholds[:, np.unique(within, return_inverse=True)[1]])
@@ -334,7 +346,6 @@ def _by_class_and_site(
     calibrator: Calibrator,
     table: TaskOutputs,
 ) -> dict[str, Any]:
-    """Return mean acceleration, coverage and width of calibration cases by class and by site."""
     names = [("class", table.label), ("site", table.site)]
     if all(values is None for _, values in names):
         return {}
@@ -363,7 +374,6 @@ def _by_class_and_site(
 
 
 def _mean(values: FloatArray, weights: FloatArray) -> float | None:
-    """Return a weighted mean; None if all weights are 0 or the mean is infinite."""
     used = weights > 0
     mean = float(np.average(values[used], weights=weights[used])) if used.any() else np.inf
     return mean if np.isfinite(mean) else None
@@ -397,7 +407,10 @@ def _choose_policy(
     make: Callable[[PolicySpec, Setup], Policy],
     rng: np.random.Generator | None,
 ) -> tuple[PolicySpec, BoolArray, dict[str, Any]]:
-    """Return the policy with the largest acceleration on held-out units, and these units."""
+    """Return the specification with the largest mean acceleration on held-out units.
+
+    Also return a mask of the held-out cases and a record of the comparison.
+    """
     if isinstance(named, str | Mapping | PolicySpec) or not isinstance(named, Iterable):
         named = [named]
     specs = [parse_policy(one, default) for one in named]
@@ -448,7 +461,6 @@ def _choose_policy(
 
 
 def _cost(spec: PolicySpec, setup: Setup, make: Callable[[PolicySpec, Setup], Policy]) -> float:
-    """Return the cross-validated mean sampled fraction of a policy."""
     table, unit, index, (x, z) = setup.table, setup.unit, setup.index, round_arrays(setup.table)
     units, total = int(index.max()) + 1, 0.0
     folds = min(FOLDS, units)

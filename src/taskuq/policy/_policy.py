@@ -1,4 +1,4 @@
-"""Stopping policies and their decisions."""
+"""Calibrated stopping policies and their decisions."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Decision:
     """Decision of a policy after a round.
 
     Args:
-        stop: True if the scan may stop; for several cases, if all of them may stop.
+        stop: True if the scan may stop; with several cases, if all of them may stop.
         stops: True for each case that may stop, (case,).
-        interval: Interval of each case if the scan stops now.
+        interval: Interval to report for each case if its scan stops now.
         round: Index of the round, from 0.
-        acceleration: Acceleration of the round; 1 when everything is measured.
-        reason: Reason for the decision, in one sentence.
+        acceleration: Acceleration of the round; 1 for the full measurement.
+        reason: Reason for the decision, in a few words.
         task_names: One name per task.
     """
 
@@ -68,7 +68,7 @@ class Decision:
 
     @property
     def by_task(self) -> dict[str, Interval]:
-        """Interval of each task, by its name."""
+        """Intervals by task name."""
         if len(self.task_names) == 1:
             return {self.task_names[0]: self.interval}
         low, high = self.interval.lower, self.interval.upper
@@ -83,29 +83,33 @@ class Decision:
 
 @dataclass(frozen=True, repr=False)
 class Policy(Displayed):
-    """Calibrated stopping policy: when to stop scanning, and the interval to report then.
+    """Calibrated policy that decides when a scan stops and which interval it reports.
 
-    :func:`taskuq.plan` calibrates a policy; :meth:`decide` applies it.
+    :func:`taskuq.plan` calibrates a policy; :meth:`decide` applies it after each round.
 
     Args:
         kind: A name in :data:`taskuq.policy.POLICIES`.
-        goal: Goal of the report, one for all tasks or one per task.
-        accelerations: One per round, decreasing; the full measurement is implied at the end.
+        goal: Goal for the reported interval, one for all tasks or one per task.
+        accelerations: Acceleration of each round, decreasing; the full measurement that follows
+            the last of them is omitted.
         _rules: Stopping rule of each round and task.
-        thresholds: One threshold per round; all are equal except for the paper's policy.
-        guarantee: Guarantee at the stop; for the paper's policy, for each round separately.
+        thresholds: Threshold of each round.
+        guarantee: Guarantee for the interval reported when a scan stops; for the kind 'paper', for
+            the interval of each single round.
         samples: Number of posterior samples per case and round.
         whole_group: True if all cases of a group stop together.
-        min_group_size: Smallest number of cases of a calibration group, for whole groups.
+        min_group_size: Number of cases of the smallest calibration group, if whole groups stop.
         task_ranges: Declared range of each task, if any.
         task_names: One name per task.
         round_names: Display names of the rounds, if any.
         certificate: Mean acceleration on the calibration set, and its certified lower bound.
         provenance: Record of the calibration.
-        warning: Warning if no scan stops early, or all stop in the first round.
-        monitor_reference: First-round statistics by name, the reference of :class:`taskuq.Monitor`.
-        strata: Thresholds by stratum, for a guarantee within strata; ``thresholds`` are then the
-            largest of each round.
+        warning: Warning if no calibration scan stops early, or if each stops in the first round in
+            which its interval can meet the goal; else None.
+        monitor_reference: First-round statistics of the calibration units, by name, with which
+            :class:`taskuq.Monitor` compares new units.
+        strata: Thresholds by stratum, for a guarantee within strata; ``thresholds`` then holds
+            the largest threshold of each round.
     """
 
     kind: str
@@ -138,12 +142,12 @@ class Policy(Displayed):
 
     @property
     def is_guaranteed(self) -> bool:
-        """True if the interval reported at the stop has a finite-sample guarantee."""
+        """True if the interval reported when a scan stops has a finite-sample guarantee."""
         return POLICIES[self.kind].is_guaranteed
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the policy, recorded with every round of every scan."""
+        """Hash of the policy, which every scan records in every round."""
         return fingerprint(self.to_dict())
 
     @property
@@ -171,10 +175,10 @@ class Policy(Displayed):
         return " ".join(parts)
 
     def for_stratum(self, stratum: int | str | None) -> Policy:
-        """Return the policy for scans of one stratum; without strata, the policy itself.
+        """Return the policy for scans of one stratum; a policy without strata returns itself.
 
         Raises:
-            InputError: If the stratum is missing, unknown or not used.
+            InputError: If the stratum is missing or unknown, or the policy has no strata.
         """
         if not self.strata:
             if stratum is not None:
@@ -200,22 +204,23 @@ class Policy(Displayed):
         value: float | FloatArray | None = None,
         stratum: int | str | None = None,
     ) -> Decision:
-        """Return the decision after a round; its interval is the report if the scan stops now.
+        """Decide after a round whether the scan may stop, and which interval it then reports.
 
         A policy for whole groups treats the given cases as all cases of one group. It does not stop
-        a group of one case early, which is probably incomplete, unless a calibration group had one
-        case.
+        a group of one case early, because its other cases are probably missing, unless a
+        calibration group had one case.
 
         Args:
-            round: Index of the round just measured, from 0; the full measurement follows the last
-                one.
+            round: Index of the round just measured, from 0; ``len(accelerations)`` for the full
+                measurement.
             outputs: Outputs of all rounds so far: (round, sample) for one case,
-                (round, case, sample) for several or a group, with a last axis for several tasks.
-            value: Target, known once everything is measured.
+                (round, case, sample) for several cases or a group; with a last axis for the task
+                if there are several tasks. None for the full measurement.
+            value: Target, required for the full measurement.
             stratum: Stratum of all these cases, for a policy with strata.
 
         Raises:
-            InputError: If outputs, samples or the stratum do not fit the policy.
+            InputError: If outputs, number of samples or stratum do not fit the policy.
         """
         if self.strata or stratum is not None:
             return self.for_stratum(stratum).decide(round, outputs, value=value)
@@ -259,7 +264,7 @@ class Policy(Displayed):
         return Decision(stop, stops, interval, round, R, reason, self.task_names)
 
     def _check_outputs(self, outputs: Any, round: int | None = None) -> tuple[FloatArray, bool]:
-        """Return outputs as (round, case, sample, task), and True if they had no case axis."""
+        """Return outputs (round, case, sample, task), and True if the input had no case axis."""
         tasks = len(self.task_names)
         extra = 1 if tasks > 1 else 0
         x = as_real_array(outputs, "outputs", ndim=(1 + extra, 2 + extra, 3 + extra))
@@ -309,7 +314,7 @@ class Policy(Displayed):
         return f"continue {at}: not yet certain enough that {self._goal_statement}"
 
     def round_label(self, round: int) -> str:
-        """Return the position of a round, e.g. 'at R = 4'."""
+        """Return the label of a round for use in sentences, e.g. 'at R = 4'."""
         return self._labels[round]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Stopping rules: statistics and reported intervals of a round."""
+"""Stopping rules: the statistics that decide a stop, and the reported intervals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RoundStatistics:
 
     @property
     def is_risk(self) -> bool:
-        """True if the threshold bounds a risk; the reported window does not depend on it."""
+        """True for intervals of fixed width, which do not depend on the threshold."""
         return self.window_from == -np.inf
 
     def select(self, cases: NDArray[np.int64]) -> RoundStatistics:
@@ -46,18 +46,18 @@ class RoundStatistics:
         )  # fmt: skip
 
     def stops(self, threshold: float) -> np.ndarray:
-        """Return True for each case that stops at a threshold; ties continue."""
+        """Return a mask of the cases that stop at a threshold; in a tie a scan continues."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
 
     def score(self, targets: FloatArray) -> FloatArray:
-        """Return the smallest threshold at which the report contains the target."""
+        """Return the smallest threshold at which the reported interval contains the target."""
         inside = self.window.contains(targets)
         if self.is_risk:
             return np.where(inside, -np.inf, np.inf)
         return np.where(inside, np.minimum(self.family.score(targets), self.window_from), np.inf)
 
     def report(self, threshold: ArrayLike) -> Interval:
-        """Return the interval reported for a stop at a threshold."""
+        """Return the interval that a scan reports if it stops at the given threshold."""
         if self.is_risk:
             return self.window
         level = np.asarray(threshold, dtype=float)
@@ -70,7 +70,7 @@ class RoundStatistics:
 
 
 class StoppingRule(ABC):
-    """Rule for one task and round: its stopping statistic and reported interval."""
+    """Rule for one task and round: when a scan stops, and which interval it reports."""
 
     # Name in stored policies.
     name: ClassVar[str]
@@ -81,12 +81,11 @@ class StoppingRule(ABC):
     task_range: TaskRange
 
     def examine(self, outputs: FloatArray) -> RoundStatistics:
-        """Return the statistics of cases from their outputs so far, (round, case, sample)."""
         return self.examine_family(interval_family(self.score, outputs), outputs.shape[-2])
 
     @abstractmethod
     def examine_family(self, family: IntervalFamily, cases: int) -> RoundStatistics:
-        """Return the statistics of cases from their nested intervals."""
+        """Return the stopping statistics of cases from their family of intervals."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +94,7 @@ class StoppingRule(ABC):
     @classmethod
     @abstractmethod
     def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> StoppingRule:
-        """Read a rule that :meth:`to_dict` wrote."""
+        """Return the rule that :meth:`to_dict` converted to JSON values."""
 
 
 # rules[round][task]
@@ -154,7 +153,6 @@ class ResidualDistribution:
         return np.asarray(LOG_ODDS[piece] + slopes[piece] * (residuals - q[piece]))
 
     def outside(self, below: FloatArray, above: FloatArray) -> FloatArray:
-        """Return the probability of a residual outside [below, above]."""
         from scipy.special import expit
 
         # A sum of two tails: one minus what lies between would lose small ones to rounding.
@@ -164,7 +162,7 @@ class ResidualDistribution:
 @final
 @dataclass(frozen=True)
 class WindowRule(StoppingRule):
-    """Rule that stops when a window as wide as the goal allows has a risk below the threshold."""
+    """Rule for an interval of fixed width: stop when its risk of a miss is small."""
 
     name: ClassVar[str] = "window"
     is_bracketed: ClassVar[bool] = True
@@ -231,7 +229,7 @@ class WindowRule(StoppingRule):
 
 
 def window_place(score: Score, task_range: TaskRange) -> TaskRange:
-    """Return the range of windows: the declared range, or that of the score's link."""
+    """Return the range for windows: the declared range, else that of the score's link."""
     link = score.link if isinstance(score, MLWR | LearnedScore) else IDENTITY
     return (link.low, link.high) if task_range is None and not link.is_identity else task_range
 
@@ -260,7 +258,7 @@ def _most_probable_window(
 def goal_window(
     goal: Goal, center: FloatArray, link: Link, place: TaskRange
 ) -> tuple[Interval, FloatArray]:
-    """Return windows that meet the goal, and the distance of their ends from the centre."""
+    """Return intervals that just meet the goal, and the distance of the nearer end from center."""
     if goal.side != "two":
         end, reach = goal.bound(center, link)
         is_upper = goal.side == "upper"
@@ -279,7 +277,7 @@ def goal_window(
 
 
 def _balanced(center: FloatArray, tau: float, link: Link) -> FloatArray:
-    """Return lower ends of windows of width tau, centred on the link's scale."""
+    """Return lower ends of intervals of width tau that are centred after applying the link."""
     length = link.high - link.low
     a, w = tau / length, 1 / (1 + np.exp(-2 * np.clip(center, -300, 300)))
     b = a + 2 * w * (1 - a)
@@ -318,11 +316,11 @@ class StoppingStatistics:
 
     @property
     def is_always_open(self) -> bool:
-        """True if intervals are nonempty at every possible threshold."""
+        """True if no interval is empty at any threshold that can occur."""
         return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
 
     def select(self, cases: BoolArray) -> StoppingStatistics:
-        """Return the statistics of some cases; reports still refer to all cases."""
+        """Return the statistics of some cases; their ``rounds`` still hold all cases."""
         surely, least = (None if a is None else a[:, cases] for a in (self.surely, self.least))
         lowest, largest, score = (a[:, cases] for a in (self.lowest, self.largest, self.score))
         return StoppingStatistics(lowest, largest, score, self.rounds, surely, least)
@@ -333,7 +331,7 @@ class StoppingStatistics:
         together: NDArray[np.int64] | None = None,
         largest: FloatArray | None = None,
     ) -> BoolArray:
-        """Return True where a case, or a whole group that stops together, may stop.
+        """Return a mask (round, case) of possible stops; (round, group) if groups stop together.
 
         ``thresholds`` are (round,) or (round, case).
         """
@@ -351,7 +349,7 @@ class StoppingStatistics:
         together: NDArray[np.int64] | None = None,
         covered_from: FloatArray | None = None,
     ) -> tuple[NDArray[np.int64], BoolArray]:
-        """Return the round in which each case stops, and True if its report covers the target."""
+        """Return each case's stopping round, and a mask of the cases whose target is covered."""
         q, everyone = thresholds.reshape(len(thresholds), -1), np.ones((1, self.cases), bool)
         stops = self.stops(q, together)
         stopped = first_stop(stops if together is None else stops[:, together])
@@ -359,17 +357,16 @@ class StoppingStatistics:
         return stopped, np.vstack([hits, everyone])[stopped, np.arange(self.cases)]
 
     def allowance(self, index: NDArray[np.int64]) -> FloatArray:
-        """Return the threshold below which each whole group stops in each round, (round, group)."""
         return self.group_thresholds(self.largest, index)
 
     def group_thresholds(self, largest: FloatArray, index: NDArray[np.int64]) -> FloatArray:
-        """Combine thresholds of cases (round, case) into those of groups (round, group)."""
+        """Combine largest stopping thresholds of cases, (round, case), into (round, group)."""
         is_risk = self.rounds[0][0].is_risk
         return np.stack([group_allowance(a, index, is_risk) for a in largest])
 
 
 def first_stop(stops: BoolArray) -> NDArray[np.int64]:
-    """Return the first round that stops; the number of rounds if none does."""
+    """Return the first stopping round of each case; the number of rounds if there is none."""
     return np.asarray(np.vstack([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0))
 
 
@@ -399,14 +396,13 @@ def combine_tasks(
 
 
 def joint_report(tasks: Sequence[RoundStatistics], threshold: ArrayLike) -> Interval:
-    """Return the reported intervals of all tasks in a round, (case,) or (case, task)."""
     if len(tasks) == 1:
         return tasks[0].report(threshold)
     return stack_intervals([e.report(threshold) for e in tasks], axis=-1)
 
 
 def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool) -> FloatArray:
-    """Return the threshold below which each group stops, (group,)."""
+    """Return the threshold below which each whole group stops, (group,)."""
     groups = int(index.max()) + 1
     if is_risk:
         sizes = np.bincount(index, minlength=groups)

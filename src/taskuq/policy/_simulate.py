@@ -1,4 +1,4 @@
-"""Simulation of policies over random splits."""
+"""Simulation of policies over random splits of a table."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class StoredScans:
         return costs(self.accelerations)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the threshold of each round from which the report of a case covers its target."""
+        """Return the threshold from which each case is covered in each round, (round, case)."""
         found = self.statistics.score.copy()
         for k, row in enumerate(thresholds):
             q = np.broadcast_to(row, found[k].shape)
@@ -115,7 +115,7 @@ class StoredScans:
         return np.asarray(np.all(inside, axis=0))
 
     def covered_weight(self, hit: BoolArray, chosen: BoolArray) -> float:
-        """Return the weight of the chosen units for which the guarantee holds."""
+        """Return the total weight of the chosen units that are covered."""
         if not self.enough.size:
             return float((self.weight * hit)[chosen].sum())
         units = np.unique(self.unit_of_case[chosen])
@@ -125,7 +125,6 @@ class StoredScans:
 def simulate_each_split(
     calibrate: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
 ) -> SimulatedStops:
-    """Apply the rules and thresholds calibrated in each split to its test cases."""
     sums, by_case = np.zeros((11 + 2 * rounds, splitting.trials)), np.zeros((5, splitting.n_cases))
     for t in range(splitting.trials):
         scans, thresholds = calibrate(t)
@@ -225,7 +224,7 @@ def _standard_errors(
 def _jackknife_variance(
     values: FloatArray, kept: NDArray[np.float64], fraction: float, order: int = 2
 ) -> float:
-    """Return the jackknife variance, over tables, of a mean over all splits."""
+    """Return the jackknife variance of a result, over tables like this one."""
     B, n = kept.shape
     if B < 2 or n < 2:
         return math.nan
@@ -255,43 +254,46 @@ _KEYS = {
 
 @dataclass(frozen=True, repr=False)
 class Simulation(Displayed):
-    """Result of a policy over random splits; means are over splits.
+    """Result of simulating one policy; each mean is also over the random splits.
 
     Args:
         policy: Kind of policy.
         score: Score of the policy.
         statistic: Risk statistic of a fixed-width policy.
-        budget: Fraction of the error rate spent on stopping early.
-        guaranteed: True if the report at the stop has a guarantee.
+        budget: For 'fixed-width': fraction of alpha spent on stopping early.
+        guaranteed: True if the interval reported when a scan stops has a guarantee.
         alpha: Error rate.
         unit: 'case', 'group', 'whole-group' or 'site'.
         splits: Number of random splits.
-        n: Number of units.
-        n_calibration: Calibration units, including tuning units.
-        n_test: Test units.
-        n_tuning: Tuning units.
-        coverage_of: Unit of coverage, in words.
-        mean_over: Unit of all other means, in words.
-        mean_acceleration: Harmonic mean of the accelerations at the stop, with groups weighted
-            equally.
-        case_mean_acceleration: Harmonic mean with cases weighted equally.
-        coverage: Fraction of units for which the guarantee holds; R = 1 counts as covered.
-        case_coverage: Fraction of cases whose report contains the target.
-        coverage_from_full_scans: Part of case_coverage that comes from fully sampled cases.
-        coverage_early: Coverage among the cases stopped early; NaN if none is.
-        early_fraction: Fraction of cases stopped early.
-        width: Mean width of early reports; with several tasks, of the widest interval.
-        center_error: Mean distance between target and centre in early reports; the largest over
-            tasks.
-        max_center_error: Largest of these distances in a group, averaged over groups.
-        stops: Fraction and coverage of the cases stopped in each round, the full measurement last.
-        standard_errors: Standard errors of mean acceleration and coverage, over tables and splits.
+        n: Number of units in the table.
+        n_calibration: Number of calibration units, including tuning units.
+        n_test: Number of test units.
+        n_tuning: Number of tuning units.
+        coverage_of: Covered unit, in words, e.g. 'a new case'.
+        mean_over: Unit over which all other means are taken, in words.
+        mean_acceleration: Harmonic mean of the accelerations at which scans stop, with equal
+            weight for every group.
+        case_mean_acceleration: The same with equal weight for every case.
+        coverage: Fraction of units that are covered; a fully sampled case counts as covered.
+        case_coverage: Fraction of cases whose reported interval contains the target.
+        coverage_from_full_scans: Part of ``case_coverage`` due to fully sampled cases.
+        coverage_early: Coverage among the cases that stop early; NaN if none does.
+        early_fraction: Fraction of cases that stop early.
+        width: Mean width of the intervals of cases that stop early; with several tasks, of the
+            widest interval of each case.
+        center_error: Mean distance of the target from the centre of these intervals; with several
+            tasks, the mean of the largest distance of each case.
+        max_center_error: Largest such distance in a group, averaged over groups.
+        stops: Fraction and coverage of cases that stop in each round, the full measurement last.
+        standard_errors: Standard errors of mean acceleration and coverage; they account for the
+            finite table and the finite number of splits.
         sd: Standard deviations over splits of mean acceleration, coverage and width.
-        given: 'early' if coverage among early stops is guaranteed, 'round' if for each round.
-        condition: 'each class' or 'each stratum' if the guarantee holds within them.
-        class_coverage: Measured for each class: number of cases, coverage with a standard error,
-            mean acceleration, and mean width of early reports.
-        site_coverage: The same for each site.
+        given: 'early' if coverage is guaranteed among the scans that stop early, 'round' if among
+            those that stop in each round.
+        condition: 'each class' or 'each stratum' if the guarantee holds within each of them.
+        class_coverage: For each class: number of cases, measured coverage with a standard error,
+            mean acceleration, and mean width of the intervals of cases that stop early.
+        site_coverage: The same figures for each site.
     """
 
     policy: str
@@ -392,38 +394,42 @@ def simulate(
 ) -> list[Simulation]:
     r"""Simulate stopping policies over random splits of a table.
 
-    In each split, a policy is calibrated on one part, and every case of the other part is scanned
-    round by round until the policy stops. The mean acceleration is harmonic:
+    In each split, a policy is calibrated on one part of the table. The scan of every case of the
+    other part is replayed round by round until the policy stops it in a round :math:`T_i`. The mean
+    acceleration of :math:`m` test cases is harmonic:
 
     .. math:: \bar R = \Big( \frac1m \sum_i \frac{1}{R_{T_i}} \Big)^{-1}
 
-    With groups as the unit, this mean is for a random case of a new group. Standard errors come
-    from a jackknife: up to 300 times, three tenths of the groups (or cases) are left out, and the
-    policy is calibrated and evaluated on the rest. The Monte Carlo error of the splits is added. If
-    units are too few for one of several policies, it is skipped with a warning.
+    If groups are the units, every group has equal weight in this mean. Standard errors come from
+    a jackknife: up to 300 times, three tenths of the groups (or cases) are left out, and the
+    policy is calibrated and evaluated on the rest. They include the Monte Carlo error of the
+    finite number of splits. If units are too few for one of several policies, it is skipped with
+    a warning.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.
-        policies: Names such as 'fixed-width:learned' or 'paper:cqr', or a :class:`PolicySpec`.
+        policies: Names such as 'fixed-width:learned' or 'paper:cqr', or :class:`PolicySpec`
+            objects.
         alpha: Error rate of the policies given by name.
-        max_width: Largest width, as in :func:`taskuq.plan`.
-        at_least: Level of a lower bound, as in :func:`taskuq.plan`.
-        at_most: Level of an upper bound, as in :func:`taskuq.plan`.
+        max_width: Goal of the policies given by name, as in :func:`taskuq.plan`.
+        at_least: Goal, as in :func:`taskuq.plan`.
+        at_most: Goal, as in :func:`taskuq.plan`.
         side: Side of the intervals, as in :func:`taskuq.plan`.
         splits: Number of random splits.
-        seed: Seed or Generator; all policies use the same splits if possible.
-        unit: 'case', 'group', 'whole-group' or 'site'; default: 'group' if the table has groups.
-        cases: With groups, cases of a new group to cover: 'random' (one), 'all' or a fraction.
-        delta: Guarantee coverage with probability 1 - delta over calibration sets.
-        given: 'early' or 'round' for a guarantee among early stops, or among those of each round,
-            for policies given by name that support it.
-        label: Guarantee coverage within each class, as in :func:`taskuq.plan`.
-        strata: Guarantee coverage within each stratum, as in :func:`taskuq.plan`.
-        condition_on: As in :func:`taskuq.plan`.
-        delta_scope: As in :func:`taskuq.plan`.
-        tuning_repeats: Number of tuning sets to average over, for policies that need tuning.
-        task: Tasks whose goals must be reached; default: all.
-        table_kwargs: With arrays, ``accelerations`` and other fields of a table.
+        seed: Integer or Generator; policies without a tuning set are compared on the same splits.
+        unit: 'case', 'group', 'whole-group' or 'site', as in :func:`taskuq.plan`.
+        cases: Cases of a new group that are covered, as in :func:`taskuq.plan`.
+        delta: Allowed probability of a lower coverage, as in :func:`taskuq.plan`.
+        given: 'early' or 'round', as in :func:`taskuq.plan`; applies to the policies given by
+            name that support it.
+        label: Class of each case, as in :func:`taskuq.plan`.
+        strata: Stratum of each case, as in :func:`taskuq.plan`.
+        condition_on: 'case' or 'group', as in :func:`taskuq.plan`.
+        delta_scope: 'each' or 'all', as in :func:`taskuq.plan`.
+        tuning_repeats: Number of random tuning sets, for policies that need one; results are
+            averaged over them.
+        task: Names of the tasks whose goals must be reached; default: all tasks.
+        table_kwargs: If ``table`` is arrays: ``accelerations`` and other fields of a table.
 
     Raises:
         InputError: If the table has no targets, no goal is given, or options conflict.
@@ -466,7 +472,7 @@ def simulate_plans(
     unit: PolicyUnitName | None,
     errors: bool = True,
 ) -> list[Simulation]:
-    """Simulate policies; compute standard errors only if ``errors`` is True."""
+    """Simulate policies; without ``errors``, their standard errors are NaN."""
     require_targets(table)
     setup = Setup(table, policy_unit(table, unit, "random"), None).read_as(None, None)
     return _simulate(setup, plans, splits, seed, 10, errors)
@@ -546,7 +552,7 @@ class _SimulationJob:
         return self._summarise(parts, len(np.unique(self.index[tuning_sets[0]])))
 
     def _self_tuned(self, rules: SelfTunedRules) -> _Part:
-        """Simulate a policy that is fitted to its calibration set in each split."""
+        """Simulate a policy that is fitted anew to the calibration set of each split."""
         units, everyone = self.n_calibration + self.n_test, np.arange(self.table.cases)
         scans = self._scans(rules.learn_outside(np.zeros(units, np.uint8), self.index)[2], everyone)
 
@@ -561,7 +567,6 @@ class _SimulationJob:
         return self._each_split(calibrate, scans, everyone, self.splits, self.seed)
 
     def _tuned(self, held_out: BoolArray, splits: int, seed: int) -> _Part:
-        """Simulate a policy with one tuning set."""
         pool, tuning = np.flatnonzero(~held_out), None
         rules, statistics = evaluate_rules(self.spec, self.table, held_out, pool)
         scans = self._scans(statistics, pool)
@@ -585,7 +590,7 @@ class _SimulationJob:
         splits: int,
         seed: int,
     ) -> _Part:
-        """Simulate a policy that is calibrated anew in each split, and its jackknife replicates."""
+        """Simulate a policy in all splits, and in the jackknife replicates for standard errors."""
         index = scans.unit_of_case
         of_case = index if self.unit.is_group else np.empty(0, np.int64)
         splitting = Splits(int(index.max()) + 1, self.n_test, splits, seed, of_case)
@@ -607,7 +612,7 @@ class _SimulationJob:
 
     @property
     def _clusters(self) -> np.ndarray | None:
-        """Independent clusters of cases: the groups, or the sites if these are the unit."""
+        """Independent cluster of each case: its site if sites are the unit, else its group."""
         return self.table.group if self.setup.sites is None else self.index
 
     def _thresholds(
@@ -618,7 +623,7 @@ class _SimulationJob:
         pool: NDArray[np.int64] | None = None,
         tuning: tuple[TuningCases, BoolArray] | None = None,
     ) -> FloatArray:
-        """Return the thresholds of one split, (round,), or (round, case) for strata."""
+        """Return the thresholds of one split: (round,), or (round, case) with strata."""
         within, cases = self.setup.within, None if tuning is None else tuning[0]
         if within is None:
             return self.spec.thresholds(statistics, calibrator, cases)
@@ -710,7 +715,6 @@ class _SimulationJob:
     def _by_part(
         self, kind: str, of_case: np.ndarray | None, by_case: FloatArray
     ) -> tuple[dict[str, Any], ...]:
-        """Return the outcomes of the cases of each class or site, with the weights of the unit."""
         found, group = [], unit_index(self.table.cases, self.table.group)
         for name in () if of_case is None else np.unique(of_case):
             inside = of_case == name

@@ -1,4 +1,4 @@
-"""Export of a policy's decision rule for other languages."""
+"""Policies as JSON for other languages, with test vectors."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, A
 
 
 def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
-    """Draw synthetic outputs (round, sample, task) of one test case."""
+    """Draw synthetic outputs (round, sample, task) of one case for a test vector."""
     columns = []
     for t, range_ in enumerate(policy.task_ranges):
         goal = policy.goal.for_task(t)
@@ -144,7 +144,7 @@ def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _is_close(policy: Policy, k: int, x: FloatArray) -> bool:
-    """Return True if rounding errors could change a decision."""
+    """Return True if a rounding error could change the decision for these outputs."""
     threshold = policy.thresholds[k]
     for t, rule in enumerate(policy._rules[k]):
         e = rule.examine(x[:, None, :, t])

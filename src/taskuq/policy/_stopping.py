@@ -29,8 +29,6 @@ BLOCK, STEP = 200_000, 64
 
 @dataclass(frozen=True)
 class Calibrator:
-    """Units of a calibration set, and the guarantee of a threshold."""
-
     guarantee: Guarantee
     unit: Unit
     index: NDArray[np.int64]
@@ -49,12 +47,12 @@ class Calibrator:
 
     @property
     def together(self) -> NDArray[np.int64] | None:
-        """Group of each case, if all cases of a group stop together."""
+        """Group of each case if all cases of a group stop together, else None."""
         return self.index if self.unit.stops_together else None
 
     @property
     def weights(self) -> FloatArray:
-        """Weight of each case in a mean over units; given a class, 0 outside it."""
+        """Weight of each case in a mean over units; 0 outside the class that is calibrated."""
         weight = self.unit.weights(self._ids)
         if self.inside is None:
             return weight
@@ -63,7 +61,6 @@ class Calibrator:
         return np.asarray(weight * self.inside)
 
     def quantiles(self, scores: FloatArray) -> FloatArray:
-        """Return the guaranteed quantile of each row of scores (row, case)."""
         if self.inside is None:
             return np.array([self.guarantee.quantile(row, self._ids) for row in scores])
         group = self.index if self.unit.is_group else None
@@ -71,7 +68,7 @@ class Calibrator:
         return np.array([part.quantile() for part in parts])
 
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        """Return the smallest threshold at which the total loss of the groups is allowed."""
+        """Return the smallest threshold at which the loss of all groups is small enough."""
         levels, share = self.guarantee.levels, np.ones(self.units)
         units = float(self.units)
         if self.inside is not None:
@@ -90,7 +87,7 @@ class Calibrator:
         return search_threshold(thresholds, losses, allowed)
 
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
-        """Return the threshold that guarantees reports at the stop, with a leading axis."""
+        """Return the threshold that guarantees the intervals reported by stopped scans, (1,)."""
         if self.unit.stops_together:
             return self._group_threshold(statistics)
         lowest, largest, score = statistics.lowest, statistics.largest, statistics.score
@@ -132,7 +129,7 @@ class Calibrator:
 def stopping_score(
     lowest: FloatArray, largest: FloatArray, score: FloatArray, surely: FloatArray | None = None
 ) -> FloatArray:
-    """Return the supremum of the thresholds at which the policy stops with a miss."""
+    """Return, for each case, the supremum of the thresholds at which it stops with a miss."""
     sure = largest if surely is None else surely
     result = np.full(largest.shape[1], -np.inf)
     for k in range(len(largest)):
@@ -199,7 +196,7 @@ def _group_losses(
     sure: FloatArray | None = None,
     sizes: NDArray[np.int64] | None = None,
 ) -> FloatArray:
-    """Return the monotone loss of each group at each threshold, (group, threshold)."""
+    """Return the loss of each group at each threshold, (group, threshold), made monotone."""
     sure = allowance if sure is None else sure
     groups, step = allowance.shape[1], max(1, BLOCK // allowance.shape[1])
     counted = np.bincount(index, minlength=groups)[:, None]
@@ -225,7 +222,6 @@ def _group_losses(
 
 
 def smallest_threshold(thresholds: FloatArray, totals: FloatArray, allowed: float) -> FloatArray:
-    """Return the smallest threshold with an allowed total loss; infinity if there is none."""
     # Fractions of cases are not exact in floats; equal sums count as allowed.
     good = (totals <= allowed + 1e-9) & (allowed >= 0)
     first = np.where(good.any(axis=-1), good.argmax(axis=-1), len(thresholds))
@@ -244,7 +240,7 @@ def search_threshold(thresholds: FloatArray, losses: Losses, allowed: float) -> 
 
 
 def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: BettingEProcess) -> float:
-    """Return the smallest threshold from which all losses are certified; infinity if none."""
+    """Return the smallest threshold from which on all losses are certified; else infinity."""
     totals = losses.sum(axis=0)
     # Losses with the same total are the same: each is tested once, where it begins.
     begins = np.flatnonzero(np.append(True, totals[1:] < totals[:-1]))
@@ -268,7 +264,7 @@ def make_certificate(
     accelerations: FloatArray,
     with_margin: Callable[[float], StoppingStatistics] | None = None,
 ) -> dict[str, Any]:
-    """Return the mean acceleration on the calibration set and its certified lower bound, if any."""
+    """Return mean acceleration on the calibration set and, if possible, a certified lower bound."""
     failing = CERTIFICATE_DELTA
     if np.isnan(accelerations).any():
         return {}
@@ -311,19 +307,17 @@ def make_certificate(
 def mean_cost(
     stops: BoolArray, accelerations: FloatArray, weight: FloatArray | None = None
 ) -> float:
-    r"""Return the mean sampled fraction at the stop, :math:`\mathbb E[1 / R_T]`."""
     return float(np.average(costs(accelerations)[first_stop(stops)], weights=weight))
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
-    """Return the sampled fraction of each round (0 if unknown) and of the full measurement."""
+    """Return the sampled fraction of each round (0 if unknown), then 1 for the full measurement."""
     return np.append(1 / np.where(np.isnan(accelerations), np.inf, accelerations), 1.0)
 
 
 def _certified_acceleration(
     cost: float, accelerations: FloatArray, units: int, delta: float, *, groups: bool
 ) -> float:
-    """Return a lower bound of the mean acceleration that holds with probability 1 - delta."""
     failing = float(exact_alpha(delta, "delta")) / len(accelerations)
     epsilon = _deviation(units, failing, groups=groups)
     first = accelerations[0] if np.isfinite(accelerations[0]) else np.inf
@@ -349,7 +343,10 @@ TuningCases: TypeAlias = tuple[StoppingStatistics, NDArray[np.int64]]
 def _stops_by_round(
     statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> list[tuple[BoolArray, BoolArray]]:
-    """Return stops and misses of each case in each round, at thresholds (step, round)."""
+    """Return for each round two masks (step, case): stops, and stops with a miss.
+
+    ``thresholds`` are (step, round).
+    """
     largest = statistics.largest
     if unit.stops_together:
         largest = statistics.allowance(index)[:, index]
@@ -375,7 +372,7 @@ def _early_stops(
 def threshold_grid(
     tuning: TuningCases, calibrator: Calibrator, classes: Sequence[BoolArray | None] = (None,)
 ) -> FloatArray:
-    """Return thresholds to test, from conservative to aggressive."""
+    """Return candidate thresholds from tuning cases, the most conservative first."""
     statistics, index = tuning
     grid = np.unique(statistics.largest[np.isfinite(statistics.largest)])[::-1]
     if not grid.size:
@@ -398,10 +395,10 @@ def certified_rounds(
     tuning: TuningCases,
     of_tuning: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return a separately certified threshold for each round; infinite if there is none.
+    """Return a certified threshold for each round; infinity where none is certified.
 
-    Each threshold is tested given those of earlier rounds; delta is divided among all
-    combinations of these.
+    The threshold of a round is tested given those of the earlier rounds. Delta is divided among
+    the rounds and the possible thresholds of the earlier rounds.
     """
     first, rounds = classes[0], len(statistics.lowest)
     unit, index, levels = first.unit, first.index, first.guarantee.stratum_levels
@@ -426,7 +423,7 @@ def _last_certified(
     alpha: float,
     delta: float,
 ) -> float:
-    """Return the last threshold of a grid before the first that fails for some class."""
+    """Return the last threshold of the grid before the first that fails in any class."""
     certify = _certified_groups if classes[0].unit.is_group else _certified_cases
     sums = [_by_unit(stops, one) for one in classes]
     passed = np.all([certify(early, missed, alpha, delta) for early, missed in sums], axis=0)
@@ -434,7 +431,7 @@ def _last_certified(
 
 
 def _by_unit(stops: tuple[BoolArray, BoolArray], calibrator: Calibrator) -> FloatArray:
-    """Sum stops and misses (threshold, case) within each unit, (2, unit, threshold)."""
+    """Sum masks of stops and of misses (threshold, case) over units, (2, unit, threshold)."""
     index, weight = calibrator.index, calibrator.weights[:, None]
     sums = np.zeros((2, int(index.max()) + 1, len(stops[0])))
     for total, each in zip(sums, stops, strict=True):
@@ -451,7 +448,10 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return the thresholds to test in a round: the first with misses within each part of alpha."""
+    """Return the thresholds to test in a round, one per part in ``ROUND_PARTS``.
+
+    Each is the first at which at most this part of alpha of the stopped tuning cases is missed.
+    """
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]
@@ -476,7 +476,7 @@ def _round_grid(
 def last_certified(
     statistics: StoppingStatistics, classes: Sequence[Calibrator], grid: FloatArray
 ) -> FloatArray:
-    """Return the last threshold before the first failed test (fixed-sequence testing)."""
+    """Return the last threshold that fixed-sequence testing certifies, (1,)."""
     first = classes[0]
     unit, index, (alpha, delta) = first.unit, first.index, first.guarantee.stratum_levels
     assert delta is not None

@@ -1,4 +1,4 @@
-"""Answer of a report: sentence, numbers, guarantee and verdicts."""
+"""First screen of a report: main sentence, numbers, guarantee and outcomes of claims."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Answer(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """First screen as lines for a terminal."""
+        """Texts of the first screen, as lines for a terminal."""
         lines = [self.sentence]
         wide = max((len(str(n)) for n in self.numbers), default=0)
         lines += [f"  {n!s:>{wide}}  {n.what}" for n in self.numbers]
@@ -119,7 +119,7 @@ _LOW_AUROC = 0.6
 
 
 def answer_of(contents: Contents) -> _Answer:
-    """Return the summary, with a note on unfinished runs and uninformative tasks."""
+    """Return the first screen, with a note if the run is unfinished or the task uninformative."""
     answer, table = _answer(contents), contents.folder.table
     if table is None:
         return answer
@@ -127,7 +127,7 @@ def answer_of(contents: Contents) -> _Answer:
     if (area := task_auroc(table)) is not None and area[0] < _LOW_AUROC:
         sentence += (
             f" But the task hardly detects the labelled finding, even on true images (AUROC "
-            f"{area[0]:.2f}): its answers may be certain and useless."
+            f"{area[0]:.2f}): narrow intervals for its output may still be useless."
         )
     if missing := len(table.missing_cases):
         cases = contents.words.apply(count_noun(missing, "case"))
@@ -145,8 +145,8 @@ def _answer(contents: Contents) -> _Answer:
     if best is not None:
         if guarantee is not None and _is_worse_early(best):
             warning = (
-                f"But {_percent(1 - number(best['coverage_early']))} of the reports of scans that "
-                "stopped early missed the truth; overall, full scans count as covered."
+                f"But {_percent(1 - number(best['coverage_early']))} of the intervals of scans "
+                "that stopped early missed the truth; overall coverage includes full scans."
             )
             guarantee = guarantee._replace(shortages=(*guarantee.shortages, warning))
         worst = tuple(_worst(contents, [best]))
@@ -161,7 +161,7 @@ def _answer(contents: Contents) -> _Answer:
 
 
 def _about(contents: Contents, best: Record | None) -> Iterator[tuple[str, str]]:
-    """Return the task, data and baseline named by the run."""
+    """Yield (term, text) pairs that describe the task, the data and the baseline of a run."""
     table, words = contents.folder.table, contents.words
     task, data = (_first_sentence(contents.what.get(key)) for key in ("task", "data"))
     if table is not None:
@@ -186,7 +186,7 @@ def _first_sentence(text: object) -> str:
 
 
 def _baseline(contents: Contents, best: Record | None) -> Record | None:
-    """Return the fastest of the paper's rules in the policy's simulation."""
+    """Return the result with the highest acceleration among the paper's rules, or None."""
     for rows in contents.simulations.values():
         if best is not None and best["policy"] != "paper" and any(row is best for row in rows):
             paper = [r for r in rows if r["policy"] == "paper" and r["samples"] == best["samples"]]
@@ -195,7 +195,7 @@ def _baseline(contents: Contents, best: Record | None) -> Record | None:
 
 
 def _worst(contents: Contents, rows: Sequence[Record]) -> Iterator[_Worst]:
-    """Yield the class and the site with the lowest coverage, if results contain them."""
+    """Yield the class and the site with the lowest coverage in any of the results."""
     for kind in ("class", "site"):
         found = []
         for row in rows:
@@ -233,7 +233,7 @@ def _error(value: float, text: str) -> str:
 
 
 def _deviation(value: float, of: float) -> str:
-    """Format a standard deviation; ignore rounding errors of a fixed width."""
+    """Format a standard deviation, or return 'fixed' if it is only a rounding error."""
     return "fixed" if value <= 1e-9 * abs(of) else _error(value, two_digits(value))
 
 
@@ -244,43 +244,43 @@ def _slack(best: Record, share: float = 1.0) -> float:
 
 
 def _is_worse_early(best: Record) -> bool:
-    """Return True if early reports fall short of the nominal coverage by more than chance."""
+    """Return True if coverage of scans that stop early is below 1 - alpha beyond chance."""
     slack = _slack(best, number(best["early"]))
     return number(best["coverage_early"]) + slack < 1 - number(best["alpha"])
 
 
 def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
-    """Return the first screen for a policy under which no scan stopped early."""
+    """Return sentence, numbers and footnote for a policy under which no scan stopped early."""
     words = contents.words
     units = words.many("case" if best["unit"] == "case" else "group")
     target = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
     numbers = (
         _Number(_percent(1.0), "", f"of the {words.many('measurement')} were measured"),
-        _Number("–", "", f"coverage of early reports ({target} required): there were none"),
-        _Number("–", "", "mean width of early reports: there were none"),
+        _Number("–", "", f"coverage of scans that stopped early ({target} required): none did"),
+        _Number("–", "", "mean interval width of scans that stopped early: none did"),
     )
     return (
         f"No scan could stop early: calibrated on {best['n_calibration']} {units}, the policy "
-        f"measured every {words.case} in full. Nothing was saved, and there was no early report to "
-        "evaluate.",
+        f"measured every {words.case} in full. Nothing was saved, and early stops could not be "
+        "evaluated.",
         numbers,
         f"Over {best['trials']} random splits ({policy_name(best)}).",
     )
 
 
 def _width(contents: Contents, best: Record) -> _Number:
-    """Return the width of early reports; tasks with different limits have no common mean."""
+    """Return the mean interval width of scans that stop early, or the width limits by task."""
     stored = contents.policy
     goal: Record = stored["goal"] if stored else {"max_width": contents.max_width}
     limits = [(one["task"], one["max_width"]) for one in goal.get("tasks", ())]
     if len({limit for _, limit in limits}) > 1:
         limited = [f"{task} {limit:g}" for task, limit in limits if limit is not None]
-        return _Number("≤ limit", "", f"width of early reports; limits: {', '.join(limited)}")
+        return _Number("≤ limit", "", f"width of early stops; limits: {', '.join(limited)}")
     most = "" if goal["max_width"] is None else f" (limit {goal['max_width']:g})"
     tasks = (contents.policy or {}).get("task_names", ())
-    widest = ", the widest of their tasks" if len(tasks) > 1 else ""
+    widest = ", widest task" if len(tasks) > 1 else ""
     width, deviation = number(best["width"]), number(best.get("sd", {}).get("width"))
-    what = f"mean interval width of early reports{widest}{most}"
+    what = f"mean interval width of scans that stopped early{widest}{most}"
     return _Number(shown(width), _deviation(deviation, width), what)
 
 
@@ -297,7 +297,7 @@ def _of_simulation(
     rate = math.nan if paper is None else number(paper["mean_acceleration"])
     against = "" if paper is None else f" (baseline {_percent(1 / rate)}, R̄ = {rate:.3g})"
     share = _percent(number(best["early"]))
-    of_early = f"; {early_coverage} of the {share} that stopped early"
+    of_early = f"; {early_coverage} among the {share} of scans that stopped early"
     of_early = "; all scans stopped early" if share == _percent(1.0) else of_early
     numbers = (
         _Number(
@@ -306,7 +306,7 @@ def _of_simulation(
         ),
         _Number(
             _percent(coverage), _error(error, _percent(error)),
-            f"of reports contained the truth (at least {target} required){of_early}",
+            f"of reported intervals contained the truth (at least {target} required){of_early}",
         ),
         _width(contents, best),
     )  # fmt: skip
@@ -319,7 +319,7 @@ def _of_simulation(
         f"truth {_percent(coverage)} of the time{but}."
     )
     whom = contents.words.apply(best["mean_over"])
-    varies = ", for the width one standard deviation over splits"
+    varies = "; for the width, it is one standard deviation over splits"
     measured = (
         f"Measured for {whom}, over {best['trials']} random splits ({policy_name(best)}); ± is one "
         f"standard error{varies if '±' in numbers[-1].error else ''}."
@@ -328,7 +328,7 @@ def _of_simulation(
 
 
 def _evaluated(contents: Contents) -> list[tuple[Record, Record]]:
-    """Return the evaluation results that apply to this run, each with its record."""
+    """Return (result, record) pairs of the evaluations with the error rate of the policy."""
     return [
         (row, record)
         for record in contents.evaluations.values()
@@ -364,7 +364,7 @@ def _of_evaluation(
 
 
 def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, _Number]:
-    """Return the width of the narrowest intervals, as text and as a number."""
+    """Return the start of a sentence on the narrowest intervals, and their mean width."""
     of = {}
     for task, (row, record) in found.items():
         at = f" at {round_called(record, row['acceleration'])}" if row["acceleration"] else ""
@@ -381,7 +381,7 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
         return sentence, _Number("by task", "", f"mean widths: {widths}")
     ((by, mean, sd),) = of.values()
     width = _Number(shown(mean), _deviation(sd, mean), "mean width of the intervals")
-    return f"The narrowest intervals, of {by}, are {width.value} wide on average and", width
+    return f"The narrowest intervals ({by}) are {width.value} wide on average and", width
 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
@@ -398,24 +398,24 @@ def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
 
 
 def _of_parts(worst: Sequence[_Worst]) -> _Verdict:
-    """Return the verdict on the coverage of reports within each class and site."""
+    """Compare the measured coverage within each class and site with 1 - alpha."""
     low, target = min(worst, key=lambda one: one.coverage), 1 - worst[0].alpha
     kinds = " and ".join(f"each {one.kind}" for one in worst)
     error = "" if math.isnan(low.error) else f" ± {low.error:.2g}"
     return _Verdict(
         NOT_SUPPORTED if any(one.is_below for one in worst) else SUPPORTED,
-        f"Reports contain the truth with probability {target:g} within {kinds}",
+        f"Reported intervals contain the truth with probability {target:g} within {kinds}",
         f"{low.coverage:.3f}{error}", "results",
-        f"The lowest is at least {target:g}, within {CHANCE:g} standard errors.",
+        f"The lowest coverage is at least {target:g}, within {CHANCE:g} standard errors.",
     )  # fmt: skip
 
 
 def _of_reports(contents: Contents, best: Record | None) -> _Verdict:
-    """Return the verdict on the coverage of reports."""
+    """Compare the measured coverage of the policy with 1 - alpha."""
     source = best or contents.policy
     assert source is not None
     target = 1 - source["alpha"]
-    title = f"Reports contain the truth with probability {target:g}"
+    title = f"Reported intervals contain the truth with probability {target:g}"
     criterion = f"Mean coverage is at least {target:g}, within {CHANCE:g} standard errors."
     if best is None:
         return _Verdict(NOT_TESTED, title, "this policy was not simulated", "results", criterion)

@@ -1,4 +1,4 @@
-"""Contents of a report, computed from the folder of a run."""
+"""Contents of a report, collected from the folder of a run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _COLUMNS = (
     "case", "group", "label", "task", "source", "guarantee", "acceleration", "lower", "upper",
     "width", "target", "covered",
 )  # fmt: skip
-_DESCRIPTIVE = "table may hold its calibration cases, so these rows are descriptive only."
+_DESCRIPTIVE = "table may contain calibration cases, so these rows are only descriptive."
 _Stored = TypeVar("_Stored", Policy, Bound)
 
 
@@ -103,14 +103,14 @@ class _CaseReport:
 
 
 class Statement(NamedTuple):
-    """Guarantee in one sentence, with its limits."""
+    """Guarantee in one sentence, with sentences on its shortcomings."""
 
     sentence: str
     shortages: tuple[str, ...] = ()
 
 
 class _Section(NamedTuple):
-    """Figures under one heading, each with its title."""
+    """Figures under one heading, as pairs of title and figure."""
 
     heading: str
     reading: str
@@ -160,7 +160,7 @@ class Contents:
         return what if isinstance(what, Mapping) else {}
 
     def class_name(self, label: object) -> str:
-        """Return the name of a class, from the run's ``classes`` if it has any."""
+        """Return the name of a class label in the run's ``classes``, or else a default name."""
         names = self.folder.run.get("classes")
         known = names.get(str(label)) if isinstance(names, Mapping) else None
         return f"class {label}" if known is None and str(label).isdigit() else str(known or label)
@@ -220,7 +220,7 @@ def build_contents(folder: RunFolder) -> Contents:
 
 
 class _Shown(NamedTuple):
-    """Contents of the report for one record."""
+    """Figures, tables and experiment made from one record."""
 
     name: str
     schema: str
@@ -274,7 +274,7 @@ def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figu
 
 
 def _computed(folder: RunFolder, words: Terminology, sizes: Record | None) -> Iterator[_Shown]:
-    """Return the figures that need no record: masks, chosen lines, calibration sizes."""
+    """Yield the contents that need no stored record: masks, chosen lines, calibration sizes."""
     found: list[Record] = []
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
@@ -318,7 +318,7 @@ def _experiment(record: Record) -> _Experiment:
 def _opened(
     folder: RunFolder, schema: str, load: Callable[[Path], _Stored]
 ) -> tuple[RunFolder, dict[str, _Stored]]:
-    """Open stored policies or bounds; unreadable ones are listed and raise no error."""
+    """Load stored policies or bounds by path; list the unreadable ones in the folder."""
     opened, unreadable = {}, list(folder.unreadable)
     for found in folder.of(schema):
         try:
@@ -329,7 +329,7 @@ def _opened(
 
 
 def _failed(folder: RunFolder) -> dict[str, str]:
-    """Return the errors of failed cases from the log of an unfinished table."""
+    """Return the error of each failed case, from the log of an unfinished table."""
     path = folder.path / (folder.table_path or "")
     if folder.table is None or not folder.table.missing_cases or not path.is_dir():
         return {}
@@ -343,7 +343,7 @@ def _failed(folder: RunFolder) -> dict[str, str]:
 
 @contextmanager
 def _noted(notes: list[str], sentence: str) -> Iterator[None]:
-    """Add a note if a part of the report cannot be computed."""
+    """Turn an InputError in the ``with`` body into a note that begins with ``sentence``."""
     try:
         with warnings.catch_warnings():
             # A report may show calibration cases; it marks them.
@@ -376,7 +376,7 @@ def _max_width(folder: RunFolder, policy: Record | None) -> float | None:
 def _simulated(
     policy: Policy, folder: RunFolder, simulations: Mapping[str, list[Record]]
 ) -> Record | None:
-    """Return the policy's results in the largest stored simulation with equal settings."""
+    """Return the policy's result with the most splits among simulations of equal settings."""
     guarantee, options = policy.guarantee, POLICIES[policy.kind].options
     by_score, by_statistic = "score" in options, "statistic" in options
     alike = {
@@ -407,7 +407,7 @@ def _simulated(
 def _guarantees(
     evaluations: Iterable[Record], opened: Sequence[Policy | Bound], monitors: Iterable[Record]
 ) -> list[Statement]:
-    """Return the guarantees to show: the first ones, and all with a caveat."""
+    """Return the guarantees to show: the first few, and all that have a shortcoming."""
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
@@ -423,20 +423,20 @@ def _guarantees(
 
 
 def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the reasons why a policy or bound is less useful than its guarantee suggests."""
+    """Return sentences on the shortcomings of the guarantee of a policy or bound."""
     short = stored.guarantee.caveat
     if isinstance(stored, Policy):
         if short is None and np.isposinf(stored.thresholds).any():
-            short = "no scan may stop in a round whose threshold is infinite"
+            short = "no scan can stop in some of the rounds: their threshold is infinite"
         lost = withdrawn and withdrawn.get(fingerprint(stored.to_dict()))
         return tuple(s for s in (lost, short and f"But {short}.", stored.warning) if s)
     if short is None and not stored.is_finite:
-        short = "no finite interval satisfies it: the interval is the whole task range"
+        short = "no finite interval has this guarantee: the interval is the whole task range"
     return (f"But {short}.",) if short else ()
 
 
 def _of_splits(record: Mapping[str, Any]) -> Statement | None:
-    """Return the guarantee of the intervals in an evaluation."""
+    """Return the guarantee of the intervals in an evaluation record, or None."""
     first = record["results"][0]
     unit = _unit(first["unit"])
     if unit is None:
@@ -453,10 +453,11 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
             if worst["acceleration"] is None
             else f" at {round_label(float(worst['acceleration']), worst.get('round_name'))}"
         )
-        share = "all" if float(worst["infinite"]) == 1 else f"{float(worst['infinite']):.4g}"
+        share = f"in a fraction {float(worst['infinite']):.4g} of the splits"
+        share = "in all splits" if float(worst["infinite"]) == 1 else share
         short = (
-            f"But {share} of the splits give no finite interval{at} "
-            f"({worst['score']}): their intervals are the whole task range.",
+            f"But {share}, no finite interval exists{at} ({worst['score']}): the interval is the "
+            "whole task range.",
         )
     return Statement(
         f"Guaranteed: an interval calibrated as in these splits contains the target of "
@@ -475,7 +476,7 @@ def _unit(name: Any) -> Unit | None:
 
 
 def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None) -> Record | None:
-    """Return calibration sizes for the run's error rate, or for a stored sample-size record."""
+    """Return a record of calibration sizes for a stored or given error rate, or None."""
     stored = folder.of(records.PLAN_SIZE)
     alpha = stored[0].record.get("alpha") if stored else alpha
     delta = stored[0].record.get("delta", 0.05) if stored else 0.05
@@ -489,7 +490,7 @@ def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None)
 def _cases(
     table: TaskOutputs | None, policy: Policy | None, bounds: Mapping[str, Bound], notes: list[str]
 ) -> list[_CaseReport]:
-    """Return the reports of the policy and the bounds on each case of the table."""
+    """Return the interval of each case and task under the policy and under each bound."""
     if table is None:
         return []
     named = ({} if policy is None else {"The policy": policy}) | dict(bounds)
@@ -523,7 +524,7 @@ def _explorer_numbers(
 
 
 def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
-    """Return the range of each task of the explorer, as first declared."""
+    """Return the range of each task: the explorer's, the policy's or the table's, or None."""
     explorer = folder.explorer
     assert explorer is not None
     declared = [[explorer.for_task(task).task_range for task in range(explorer.tasks)]]
@@ -533,7 +534,7 @@ def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
 
 
 def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]:
-    """Apply a policy to every case of a table."""
+    """Yield the interval that a policy reports for each case and task of a table."""
     if list(policy.accelerations) != [float(R) for R in table.accelerations]:
         own, others = (", ".join(f"{R:g}" for R in one.accelerations) for one in (policy, table))
         text = f"it decides at R = {own}, the table has {others}"
@@ -570,7 +571,7 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
 
 
 def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
-    """Apply a bound to every case of a table."""
+    """Yield the interval of a bound for each case of a table."""
     k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
         text = "the table has several accelerations and the bound records none"
@@ -601,7 +602,7 @@ def interval_table(reports: Sequence[_CaseReport]) -> Table:
 
 
 def patient_table(table: TaskOutputs | None, reports: Sequence[_CaseReport]) -> Table | None:
-    """Return one row for each group of a table."""
+    """Return a table with one row for each group of the task outputs, or None."""
     if table is None or table.group is None:
         return None
     groups = [str(g) for g in dict.fromkeys(table.group.tolist())]
@@ -636,7 +637,7 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[_CaseReport]) -> 
 
 
 def task_table(reports: Sequence[_CaseReport]) -> Table | None:
-    """Return the reports of the policy per task, if there are several tasks."""
+    """Return widths and misses of the policy's intervals by task; None for a single task."""
     tasks: dict[str, list[_CaseReport]] = {}
     for report in reports:
         if report.is_stopped:
@@ -650,15 +651,15 @@ def task_table(reports: Sequence[_CaseReport]) -> Table | None:
         errors = [abs(r.target - (r.lower + r.upper) / 2) for r in early if r.target is not None]
         rows.append((task, len(early), _mean([r.width for r in early]), _mean(errors), _missed(of)))
     caption = (
-        f"Reports of the stored policy ({first.source}, {first.guarantee}) task by task, each in "
-        f"its own unit. The {_DESCRIPTIVE}"
+        f"Intervals reported by the stored policy ({first.source}, {first.guarantee}), by task; "
+        f"each task has its own unit. The {_DESCRIPTIVE}"
     )
-    head = ("task", "early reports", "mean width", "mean centre error", "missed")
+    head = ("task", "stopped early", "mean width", "mean centre error", "missed")
     return Table("tasks", caption, head, tuple(rows))
 
 
 def _stopping(reports: list[_CaseReport], tasks: Sequence[str]) -> dict[str, object]:
-    """Return the stopping columns of one group; a scan reports all tasks together."""
+    """Return the columns of one group on stopping; all tasks of a scan stop together."""
     early = _early(reports)
     # The tasks of a case stop together, so that one of them counts scans.
     scans = [r for r in reports if r.task == tasks[0]]

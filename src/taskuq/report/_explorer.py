@@ -1,4 +1,4 @@
-"""Data of the explorer: arrays, numbers and images."""
+"""Arrays, settings and images for the explorer of a report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEEN = ("truth", "estimate", "mean", "sd", "samples", "point")
 
 
 class _OneTask(NamedTuple):
-    """Arrays of one task, without the task axis."""
+    """Range, outputs and targets of one task, without the task axis."""
 
     name: str
     task_range: TaskRange
@@ -46,7 +46,7 @@ class _OneTask(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Data of the explorer: displayed slices and the calibration set."""
+    """Arrays that the explorer of a report needs: displayed slices and calibration set."""
 
     case: np.ndarray  # (S,)
     group: np.ndarray  # (S,), patient or volume
@@ -111,10 +111,10 @@ IDS = ("case", "group", "label", "calibration_group", "calibration_label", "roun
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
     """Validate the arrays of an explorer and write them as an ``.npz`` file.
 
-    S is the number of slices, T of rounds, p of posterior samples and n of calibration cases;
-    images have the size H x W. Required arrays are ``case`` and ``group`` (S,), ``accelerations``
-    (T,), ``truth`` (S, H, W), ``mean`` and ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets``
-    (S,), ``calibration_outputs`` (n, T, p) and ``calibration_targets`` (n,). All other arrays of
+    There are S slices, T rounds, p posterior samples and n calibration cases; images have H rows
+    and W columns. Required arrays are ``case`` and ``group`` (S,), ``accelerations`` (T,),
+    ``truth`` (S, H, W), ``mean`` and ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets`` (S,),
+    ``calibration_outputs`` (n, T, p) and ``calibration_targets`` (n,). All other arrays of
     :class:`Explorer` are optional.
 
     Args:
@@ -145,7 +145,7 @@ def load_explorer(path: str | os.PathLike[str]) -> Explorer:
 
 
 def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
-    """Validate the arrays against each other."""
+    """Check that the arrays fit together, and return them as an explorer."""
     unknown = sorted(set(arrays) - set(NAMES))
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
@@ -199,7 +199,7 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
 
 
 def _kept(value: np.ndarray, name: str) -> np.ndarray:
-    """Keep float32 and float64 outputs; reduce the precision of images."""
+    """Return outputs unchanged, and images with reduced precision."""
     if name == "masks":
         return value.astype(bool)
     if name in ("targets", "calibration_targets", "accelerations", "task_ranges"):
@@ -248,7 +248,7 @@ def explorer_numbers(
     ranges: Sequence[TaskRange],
     within: str = "all",
 ) -> dict[str, Any]:
-    """Return settings, calibration set and interval families for JSON."""
+    """Return settings, calibration set and nested intervals as JSON values."""
     group = explorer.calibration_group
     unit = unit if group is not None else "case"
     tasks: list[dict[str, Any]] = []
@@ -298,7 +298,7 @@ def _packed(array: np.ndarray) -> str:
 
 
 def _learning_cases(score: Score, explorer: Explorer, alpha: float, unit: str) -> np.ndarray:
-    """Return the calibration cases that a score learns from, the same for all tasks."""
+    """Return a mask of the calibration cases to which a score is fitted, for all tasks."""
     whom, targets = make_unit(unit), explorer.calibration_targets
     index = whom.index(len(targets), explorer.calibration_group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
@@ -368,7 +368,7 @@ def _steady(
     explorer: Explorer,
     range_: TaskRange,
 ) -> dict[str, Any]:
-    """Return nested intervals of a score fitted to all calibration cases, by unit and class."""
+    """Return nested intervals of a self-tuned score for each unit, overall and by class."""
     group, label = explorer.calibration_group, explorer.calibration_label
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
@@ -392,7 +392,7 @@ def _steady(
 
 
 def _corners(corners: Iterable[Sequence[Any]], reads: list[Any]) -> dict[str, Any]:
-    """Return the scale and the shift of each corner in all rounds, shifts as indices."""
+    """Return scales and shifts of the fits in ``corners`` (fit, round), each stored once."""
     scales: list[str] = []
     shifts = []
     for scores in corners:
@@ -412,7 +412,7 @@ def _pack(rounds: list[FloatArray]) -> str:
 
 
 def _windows(plan: PolicySpec, places: list[TaskRange], explorer: Explorer) -> dict[str, Any]:
-    """Return the positions of the windows and the weights of the rounds."""
+    """Return the ranges of the intervals' positions and the weights of the rounds."""
     return {
         "places": [None if place is None else [_word(v) for v in place] for place in places],
         "weights": [float(R**plan.round_tolerance) for R in explorer.accelerations],
@@ -449,7 +449,7 @@ def _ordered(outputs: FloatArray) -> dict[str, Any]:
 
 
 def _word(value: float) -> float | str:
-    """Return a number for JavaScript; JSON has no infinity."""
+    """Return a number, or infinity as a text that JavaScript converts to a number."""
     return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
@@ -464,7 +464,7 @@ SMALL = 64
 
 @dataclass(frozen=True)
 class _Pictures:
-    """Compressed images of the displayed slices."""
+    """Compressed images of the displayed slices, as data URLs."""
 
     tiles: list[str]
     height: int
@@ -530,7 +530,7 @@ def _slice_pictures(explorer: Explorer, budget: int = BUDGET) -> _Pictures:
 
 
 def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | None:
-    """Return the lines that each round adds, for all slices or for one."""
+    """Return the lines that each round adds, for all slices or for slice s, or None."""
     if masks is None or (masks.ndim == 3) != (s is not None):
         return None
     masks = masks if s is None else masks[s]
@@ -540,13 +540,13 @@ def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | N
 
 
 def _doubt(explorer: Explorer, s: int) -> float:
-    """Return the common scale of spread and error of a slice over all rounds."""
+    """Return the upper end of the scale on which a slice's spread and error are shown."""
     both = np.concatenate([explorer.sd[s].astype(np.float32), _error(explorer, s)])
     return float(np.quantile(both, 0.999)) or 1.0
 
 
 def _error(explorer: Explorer, s: int) -> FloatArray:
-    """Return the errors of the posterior means of a slice, (round, height, width)."""
+    """Return the absolute error of a slice's posterior means, (round, height, width)."""
     true = explorer.truth[s].astype(np.float32)
     error = np.abs(explorer.mean[s].astype(np.float32) - true)
     return np.asarray(error.mean(-1) if true.ndim == 3 else error)

@@ -1,4 +1,4 @@
-"""HTML report, its sentences and exports."""
+"""HTML page of a report, and exports of its tables and figures."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _context(contents: Contents) -> dict[str, Any]:
 
 
 def _with_class_names(table: Table, contents: Contents) -> Table:
-    """Return a table with class names, in a whole column or in the rows by class."""
+    """Return a table with class labels replaced by the names of the classes."""
     columns = {name: k for k, name in enumerate(table.columns)}
     at, by = columns.get("class", columns.get("name")), columns.get("by")
     if at is None or ("class" not in columns and by is None):
@@ -309,7 +309,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
     of = ((contents.policy or {}).get("goal") or {}).get("tasks", ())
     widths = [f"{one['task']} {one['max_width']:g}" for one in of if one["max_width"] is not None]
     if tau is not None or widths:
-        found.append(("Width τ to stop at", ", ".join(widths) or f"{tau:g}"))
+        found.append(("Interval width τ at which a scan stops", ", ".join(widths) or f"{tau:g}"))
     if table is not None:
         found.append(("Posterior samples p", f"{table.samples}"))
         groups = "" if table.group is None else f" in {len(set(table.group.tolist()))} groups"
@@ -346,14 +346,14 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def _key_evaluation(contents: Contents) -> tuple[str, Record]:
-    """Return the first evaluation with the run's unit, or else the first one."""
+    """Return name and record of the first evaluation with the run's unit, or of the first."""
     unit, every = contents.folder.run.get("unit"), list(contents.evaluations.items())
     mine = (of for of in every if unit is None or of[1]["results"][0]["unit"] == unit)
     return next(mine, every[0])
 
 
 def _key_table(contents: Contents) -> Table | None:
-    """Return the first table of results: widths by score and round."""
+    """Return a table of mean interval widths by score and round, or None."""
     if not contents.evaluations:
         return None
     name, record = _key_evaluation(contents)
@@ -403,7 +403,7 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
     sentence = "Cases that failed or were not finished; they are not in the table."
     tables = [
         Table("failed", sentence, ("case", "reason"), tuple(failed.items())),
-        Table("skipped", "Files that were skipped before the run.", ("file", "reason"),
+        Table("skipped", "Files that were skipped when the data were read.", ("file", "reason"),
               tuple(skipped)),
     ]  # fmt: skip
     if folder.table is None:
@@ -425,13 +425,13 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
 TERMS = {
     "AR": "absolute residual: intervals of equal width around a point estimate",
     "LWR": "locally weighted residual: intervals proportional to the spread of the samples",
-    "CQR": "conformalized quantile regression: widened intervals between two sample quantiles",
+    "CQR": "conformalized quantile regression: intervals between two widened sample quantiles",
     "MLWR": "LWR with a regularised spread: each spread is shrunk towards those of all cases",
-    "α": "error rate: at most this fraction of reports may miss the truth",
+    "α": "error rate: at most this fraction of reported intervals may miss the truth",
     "τ": "interval width at which a scan may stop",
-    "R̄": "average acceleration: measurements of a full scan over those taken, harmonic mean",
-    "q̂": "calibrated quantile, by which intervals are widened",
-    "coverage": "fraction of reports or intervals that contain the truth",
+    "R̄": "average acceleration: measurements of a full scan divided by the mean number taken",
+    "q̂": "quantile of the calibration scores, which sets the width of intervals",
+    "coverage": "fraction of intervals that contain the truth",
     "exchangeable": "all orders of new and calibration units are equally likely",
 }
 _FOUND = re.compile(r"(?<![\w-])(AR|M?LWR|CQR|α|τ|R̄|q̂)(?![\w-])")
@@ -451,7 +451,7 @@ ENDINGS = (".svg", ".png", ".pdf")
 
 
 def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
-    """Write tables, numbers, figures and intervals; return the folder of the tables."""
+    """Write the tables, figures and intervals of a report; return the folder of the tables."""
     folder = contents.folder
     target = folder.path / "exports"
     patients = patient_table(folder.table, contents.cases)

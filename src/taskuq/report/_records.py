@@ -1,4 +1,4 @@
-"""Records, tables of numbers and the folder of a run."""
+"""Stored records of a run, and the tables made from them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _require_table(table: Any) -> None:
 
 
 def number(value: Any) -> float:
-    """Read a number of a record; null is NaN and infinity is text."""
+    """Return a number of a record; null is read as NaN, and infinity is stored as text."""
     return math.nan if value is None else number_from_json(value)
 
 
@@ -127,14 +127,14 @@ def round_called(record: Record, acceleration: float) -> str:
 
 
 def policy_name(row: Record) -> str:
-    """Return a policy's kind, score or statistic, budget and condition."""
+    """Return a name made of a policy's kind, score or statistic, budget and condition."""
     budget = "" if row["budget"] == 1 else f" {row['budget']:g}"
     given = f" given {row['given']}" if row.get("given") else ""
     return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
 
 
 class Part(NamedTuple):
-    """Measures of a class or a site."""
+    """Coverage, width and acceleration within a class or a site."""
 
     name: str
     cases: float
@@ -148,7 +148,7 @@ class Part(NamedTuple):
 
 
 def parts_of(row: Record, kind: str) -> list[Part]:
-    """Return the measures of each class, or each site, of a result."""
+    """Return coverage, width and acceleration within each class or site of a result."""
     return [
         Part(
             str(part.get(kind.partition("_")[0], part.get("name"))),
@@ -160,7 +160,7 @@ def parts_of(row: Record, kind: str) -> list[Part]:
 
 
 def _parts_table(record: Record, name: str, what: str, kinds: Mapping[str, str]) -> list[Table]:
-    """Return a table of coverage within classes and sites, if the record has them."""
+    """Return a list with a table of coverage by class and site; empty if there are none."""
     is_stop = record["schema"] == SIMULATE
     several = any(row.get("task") is not None for row in record["results"])
     rows: list[dict[str, Any]] = []
@@ -189,7 +189,7 @@ def _parts_table(record: Record, name: str, what: str, kinds: Mapping[str, str])
 
 
 def _table_of(name: str, caption: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of rows with values by column."""
+    """Return a table of rows that map column names to values."""
     columns = tuple(rows[0]) if rows else ()
     return Table(name, caption, columns, tuple(tuple(row.values()) for row in rows))
 
@@ -206,7 +206,7 @@ def has_several_tasks(record: Record) -> bool:
 
 
 def _score_tables(record: Record, name: str) -> tuple[Table, ...]:
-    left_out = "Each site after calibration on all others."
+    left_out = "Coverage of each site after calibration on all other sites."
     return (
         _score_table(record, name),
         *_parts_table(record, f"{name}-parts", "Coverage and width by class and site.", PARTS),
@@ -291,12 +291,12 @@ def _policy_tables(record: Record, name: str) -> tuple[Table, ...]:
     return (
         _table_of(name, caption, rows),
         _table_of(f"{name}-stops", what, shares),
-        *_parts_table(record, f"{name}-parts", "Reports at the stop, by class and site.", PARTS),
+        *_parts_table(record, f"{name}-parts", "Scans by class and site.", PARTS),
     )
 
 
 def _error(row: Record, name: str) -> float:
-    """Return a standard error without rounding noise."""
+    """Return a standard error, or 0 if it is only a rounding error."""
     found = number(row["standard_errors"][name])
     return 0.0 if abs(found) < ROUNDING else found
 
@@ -571,7 +571,7 @@ def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs |
 
 
 def slug(text: str) -> str:
-    """Return a name for files and links, with letters, digits and hyphens only."""
+    """Return a text as a file or link name of letters, digits and hyphens only."""
     plain = "".join(c if c.isascii() else f"x{ord(c):x}" for c in text.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:80] or "unnamed"
 

@@ -1,4 +1,4 @@
-"""Reports of tables and of run folders."""
+"""Reports of a table or of the folder of a run."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def make_report(
     Args:
         table: A table, its path, a data frame, or arrays (outputs, targets).
         output: Output folder, either new or with an earlier report of the same table.
-        alpha: Error rate.
-        max_width: Stop when intervals are this narrow; one value, or one per task, in order or by
-            name.
-        at_least: Stop when a lower bound exceeds this level; one value, or one per task.
-        at_most: Stop when an upper bound is below this level; one value, or one per task.
-        policy: Kind of policy to plan; others are simulated for comparison.
+        alpha: Error rate in (0, 1).
+        max_width: Stop when the interval is at most this wide; one value, or one per task, in order
+            or by name.
+        at_least: Stop when the lower bound exceeds this level; one value, or one per task.
+        at_most: Stop when the upper bound is below this level; one value, or one per task.
+        policy: Kind of policy to plan; other kinds are simulated for comparison.
         unit: Unit of the guarantee: 'case', 'group' or 'whole-group'; default: 'group' if the table
             has groups.
         scores: Scores to evaluate; default: ar, lwr, cqr and mlwr, or only ar for point estimates.
@@ -159,7 +159,7 @@ def make_report(
 
 
 def _claim(run: Path, table: TaskOutputs) -> None:
-    """Make the folder; raise InputError if it holds anything but a report of this table."""
+    """Make the folder; raise InputError if it contains anything but a report of this table."""
     make_folder(run)
     others = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
     if not others:
@@ -177,7 +177,7 @@ def _claim(run: Path, table: TaskOutputs) -> None:
 
 
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
-    """Write the explorer's data; cases with images are displayed, others used to calibrate."""
+    """Write the explorer's data: cases with stored images to display, others to calibrate."""
     assert table.images_path is not None
     with open_npz(table.images_path, "pictures") as archive:
         seen = {name: archive[name] for name in archive}
@@ -226,12 +226,12 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def answer_lines(run_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the first screen of a run's report as lines for a terminal."""
+    """Return the texts of the first screen of a run's report, as lines for a terminal."""
     return answer_of(build_contents(replace(read_folder(Path(run_dir)), explorer=None))).lines
 
 
 def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
-    """Write tables, figures and intervals of a run; return the folder of the tables."""
+    """Write the tables, figures and intervals of a run; return the folder of the tables."""
     return _write(partial(write_exports, endings=endings), run_dir)
 
 

@@ -22,7 +22,7 @@ MOST_CASES = 50
 
 
 def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
-    """Return the first scan that stops after several rounds, or the first that stops early."""
+    """Return an example scan, preferably the first that stops early after several rounds."""
     if policy is None or policy.whole_group:
         return None
     found = []
@@ -104,7 +104,7 @@ class OneScan:
 
 
 def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -> dict[str, Any]:
-    """Return a scan for the template: one row per round and the truth last, on a common scale."""
+    """Return one row per round and one for the truth, on a common scale, for the template."""
     every = [scan.target, *(v for r in scan.rounds for v in r.outputs)]
     every += [v for r in scan.rounds if r.report is not None for v in r.report]
     known = [v for v in (scan.task_range or ()) if math.isfinite(v)]
@@ -126,7 +126,7 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
             "dots": [x(v) for v in one.outputs],
             "decision": "stop" if one.stops else "continue",
             "stops": one.stops,
-            "text": f"{shown(low_end)} to {shown(high_end)}" if one.stops else "no report",
+            "text": f"{shown(low_end)} to {shown(high_end)}" if one.stops else "no interval yet",
             "from": x(low_end),
             "width": max(x(high_end) - x(low_end), 1.0),
         })  # fmt: skip
@@ -154,13 +154,13 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _ending(scan: OneScan, words: Terminology) -> str:
-    """Return the end of the caption, with a remark if the policy was calibrated on the case."""
+    """Return the end of the caption; it mentions if the policy was calibrated on the case."""
     truth, last = shown(scan.target), scan.rounds[-1]
     end = f"is measured in full, which yields the truth, {truth}."
     if last.report is not None:
         low, high = last.report
         verb = "contains" if low <= scan.target <= high else "misses"
-        end = f"stops at {last.label}; its report {verb} the truth, {truth}."
+        end = f"stops at {last.label}; the reported interval {verb} the truth, {truth}."
     own = f" It is one of the policy's own calibration {words.many('case')}."
     return end + own * scan.is_calibration_case
 

@@ -1,4 +1,4 @@
-"""Running scans: acquisition by rounds, stored state, audit trail and monitor."""
+"""Running scans: acquisition by rounds, stored state, audit log and monitor."""
 
 from taskuq.scan._acquire import acquire
 from taskuq.scan._monitor import Monitor

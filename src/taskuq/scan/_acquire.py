@@ -44,7 +44,7 @@ Awaited = tuple[int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Identity, files and callbacks of a scan."""
+    """Identifier, files, callback, monitor and flags of a scan."""
 
     scan_id: str | None = None
     state: PathLike | None = None
@@ -76,9 +76,9 @@ def acquire(
 ) -> Scan | GroupScan:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
-    Each round acquires new data, recovers posterior samples from all data so far, runs the task on
+    Each round acquires new data, draws posterior samples given all data so far, runs the task on
     them and applies the policy. The last round completes the measurement and yields the target.
-    Samples depend only on seed, case and acceleration, as in :class:`taskuq.Pipeline`.
+    The samples depend only on seed, case and acceleration, as in :class:`taskuq.Pipeline`.
 
     The cases of a group are scanned together if each has a scanner, or if ``cases`` names them and
     one scanner's ``measure`` returns one measurement per case. A policy for whole groups makes one
@@ -86,46 +86,46 @@ def acquire(
     of a stopped case by a shared scanner are ignored.
 
     With ``state``, every round is stored before the next one begins. A second call with the same
-    file and ``scan_id`` reproduces every stored decision and resumes after the last stored round. A
+    file and ``scan_id`` checks every stored decision and resumes after the last stored round. A
     scanner with a method ``remeasure`` repeats the stored rounds, and ``on_round`` is called for
     them again. Measurements are stored if they are arrays or dictionaries of arrays; tensors are
     converted to arrays. ``taskuq audit`` verifies and prints the audit log.
 
     A fault never stops a scan early. Faults are measurements that are empty, zero, not finite,
-    repeated, or of another round or scan; invalid outputs; and a recovery or task that fails or
-    misses the deadline. After a fault the scan continues to full sampling, because the guarantee
-    needs every round. An anytime policy may still stop early if the measurements are valid and
-    lines are not chosen adaptively.
+    repeated, or labelled with another round or scan; invalid outputs; and a recovery or task that
+    fails or misses the deadline. After a fault the scan continues to full sampling, because the
+    guarantee needs every round. An anytime policy may still stop early if the measurements are
+    valid and lines are not chosen adaptively.
 
     Args:
         policy: Policy returned by :func:`taskuq.plan`.
         scanner: A scanner; for a group, a list of scanners, a dictionary by case, or one scanner
-            for all cases. The recovery receives the result of ``combine``, or the list of
+            for all cases. ``recover`` receives the result of ``combine``, or the list of
             measurements.
-        recover: Recovery, called with the measurement, ``samples`` and ``seed``.
-        task: Task, called with the recovered images.
+        recover: Reconstruction method, called with the measurement, ``samples`` and ``seed``.
+        task: Task, called with the posterior samples.
         samples: Number of posterior samples, equal to that of the policy.
-        seed: Integer or Generator for the recoveries; an integer if a scan may resume.
-        case: Name of the case; default: ``"0"``, as in a pipeline without names.
+        seed: Integer or Generator for the posterior samples; use an integer if a scan may resume.
+        case: Name of the case; default: ``"0"``.
         cases: Names of all cases of a group, in the order in which they are measured; default:
             positions in the list of scanners.
-        scan_id: Identity of the scan, e.g. the accession number; required with ``state``.
+        scan_id: Identifier of the scan, e.g. the accession number; required with ``state``.
         state: File for the state of the scan.
         audit_log: Audit log; default: ``log.jsonl`` next to the state.
         deadline: Time limit in seconds for recovery and task of a case in a round; it does not
             apply to the last round or to repeated rounds.
         monitor: Monitor of exchangeability; after an alarm no scan stops early.
-        on_round: Called after each round with the record of each case.
-        adaptive: Adaptive choice of lines with which the policy's table was computed. The method
-            ``request`` of every scanner is called before a round is measured; records contain
-            the next lines.
+        on_round: Function called with the record of each case after each round.
+        adaptive: Adaptive choice of lines, the same as for the policy's calibration table. The
+            method ``request`` of every scanner is called before a round is measured; records
+            contain the lines of the next round.
         stratum: Stratum of the scan, for a policy with strata.
 
     Returns:
         A :class:`taskuq.scan.Scan`; for a group a :class:`taskuq.scan.GroupScan`.
 
     Raises:
-        InputError: If parts do not fit the policy or each other; faults of a scan do not raise.
+        InputError: If arguments do not fit the policy or each other. A fault raises no error.
     """
     if not isinstance(cast(Any, policy), Policy):
         text = f"policy must be a Policy, got {type(policy).__name__}; use taskuq.load_policy"
@@ -214,7 +214,7 @@ class ScanLoop:
                     return cast(Scan | GroupScan, ended.value)
 
     def rounds(self) -> Generator[Awaited, None, Scan | GroupScan]:
-        """Scan until every case has stopped; yield before each round is measured."""
+        """Scan until every case has stopped; before measuring, yield the round and its cases."""
         scanners, selector = self.decider.scanners, self.decider.selector
         scans = dict.fromkeys(scanners.cases, Scan())
         if self.audit_log is not None:
@@ -274,7 +274,7 @@ class ScanLoop:
                 self.options.on_round(record)
 
     def _repeat(self, scans: dict[str, Scan]) -> Generator[Awaited, None, None]:
-        """Repeat the stored rounds on scanners with a method ``remeasure``."""
+        """Repeat the stored rounds on each scanner that has a method ``remeasure``."""
         scanners, selector = self.decider.scanners, self.decider.selector
         verifiable = {
             name: again
@@ -303,7 +303,7 @@ class ScanLoop:
     def _measure(
         self, k: int, active: list[str], scans: dict[str, Scan], all_stored: bool
     ) -> Work | None:
-        """Measure a round of the active cases; return a function that stores it, or None."""
+        """Measure a round of the active cases; return a function that stores the data, or None."""
         selector = self.decider.selector
         measurements, arrays = self.decider.scanners.measure(k, active), None
         if self.state is not None:

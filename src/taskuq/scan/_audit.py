@@ -1,4 +1,4 @@
-"""Hash-chained audit trail."""
+"""Hash-chained audit log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def audit_entry(record: RoundRecord, latency: float, **scan: Any) -> dict[str, A
 
 
 def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) -> None:
-    """Append hash-chained entries to an audit log."""
+    """Append entries to an audit log, each with its hash and the hash of the entry before."""
     target = Path(path).resolve()
     make_folder(target.parent)
     with file_lock(target.with_name(f".{target.name}.lock"), wait=True), writing(target):
@@ -65,7 +65,7 @@ def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) ->
 def read_audit_log(
     path: str | os.PathLike[str], *, expect: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the lines of an audit log; refuse a broken chain, or one without an expected hash."""
+    """Return the lines of an audit log after verifying the hash chain and the expected hash."""
     previous, found = BEGINNING, []
     for number, line in _lines(path):
         chained = {name: value for name, value in line.items() if name != "hash"}
@@ -80,7 +80,7 @@ def read_audit_log(
 
 
 def lines_after(lines: list[dict[str, Any]], expect: str) -> int:
-    """Return the number of lines after the one with a given hash (at least its first 16 digits)."""
+    """Return the number of lines after the last line whose hash starts with ``expect``."""
     if len(expect) < 16 or set(expect.lower()) - set("0123456789abcdef"):
         text = f"--expect must be a hash of 16 to 64 hexadecimal digits, got {expect!r}"
         raise InputError(text, code="value.invalid")
@@ -92,7 +92,7 @@ def lines_after(lines: list[dict[str, Any]], expect: str) -> int:
 
 
 def backward_times(lines: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each line whose time is earlier than that of the line before."""
+    """Return a note for each line with an earlier time than the line before it."""
     notes = []
     for number, (before, line) in enumerate(pairwise(lines), start=2):
         then, now = str(before.get("time")), str(line.get("time"))
@@ -117,13 +117,13 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]
         raise InputError(text, code="file.missing") from None
     for number, line in enumerate(records, start=1):
         if line is None or line.get("schema") != SCHEMA:
-            text = f"{path}: line {number} is not a line of an audit trail ({SCHEMA})"
+            text = f"{path}: line {number} is not a line of an audit log ({SCHEMA})"
             raise InputError(text, code="file.schema")
         yield number, line
 
 
 def _last_hash(path: Path) -> str:
-    """Return the hash of the last line; raise InputError if the file is not an audit log."""
+    """Return the hash of the last line, after removing a line that was not fully written."""
     if not path.exists() or path.stat().st_size == 0:
         return BEGINNING
     last, whole = _last_line(path)
@@ -132,7 +132,7 @@ def _last_hash(path: Path) -> str:
     except ValueError:
         line = None
     if not isinstance(line, dict) or line.get("schema") != SCHEMA:
-        text = f"{path} does not end in a line of an audit trail; use another log"
+        text = f"{path} does not end in a line of an audit log; use another log"
         raise InputError(text, code="file.schema")
     if whole < path.stat().st_size:
         os.truncate(path, whole)

@@ -42,7 +42,7 @@ SLACK = 1e-9
 
 
 def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
-    """Return the payoff of each bet for the rank of a new unit."""
+    """Return the payoff of each bet if a new unit has rank ``low`` to ``high`` of ``units``."""
     first, last = np.asarray(low)[..., None], np.asarray(high)[..., None]
     # The mean of each power over the ranks 1 to units.
     means = _sums(1 << max(6, (units - 1).bit_length()))[units - 1] / units
@@ -68,7 +68,7 @@ def _update_wealth(capital: FloatArray, bet_on: int, low: Any, high: Any, units:
 
 
 def _total_wealth(capital: FloatArray, bet_on: int) -> FloatArray:
-    """Return the e-value of the test martingale."""
+    """Return the e-value: the capital of all bets plus the wealth that is not yet bet."""
     return np.asarray(capital.sum(axis=-1) + _unbet_wealth(bet_on))
 
 
@@ -111,7 +111,7 @@ class _MartingaleStream:
         return sum(ends) / 2 / len(self.calibration)
 
     def add(self, value: float, unit: str | None) -> None:
-        """Bet on a new unit and add it to the reference."""
+        """Update the evidence with a new unit, then add the unit to the reference values."""
         low, high = bisect_left(self._all, value), bisect_right(self._all, value)
         self._all.insert(high, value)
         bet_on, units = len(self.values), len(self._all)
@@ -123,7 +123,7 @@ class _MartingaleStream:
             self._value_of[unit] = value
 
     def has(self, unit: str | None, value: float) -> bool:
-        """Return True if a unit was seen before; raise InputError if its value differs."""
+        """Return True if a unit was added before; raise InputError if it had another value."""
         before = None if unit is None else self._value_of.get(unit)
         if before is None:
             return False
@@ -137,12 +137,12 @@ class _MartingaleStream:
 class Monitor(Displayed):
     r"""Monitor of exchangeability between new units and the calibration units of a policy.
 
-    First-round statistics of each new unit (the centre and the spread of its outputs, and your own)
-    are ranked among those of all units so far, including the calibration units. A conformal test
-    martingale bets on these ranks. If the units are exchangeable, the probability that it ever
-    reaches :math:`1/\delta` is at most :math:`\delta`. When it does, the guarantee is withdrawn
-    permanently. No targets are needed. :meth:`audit` bets on the distance of the outputs from the
-    targets of randomly selected, completed scans.
+    First-round statistics of each new unit (the centre and the spread of its outputs, and your own
+    statistics) are ranked among those of the calibration units and all earlier new units. For each
+    statistic, a conformal test martingale, weighted by its share of delta, bets on these ranks. If
+    the units are exchangeable, the probability that any martingale ever reaches :math:`1/\delta` is
+    at most :math:`\delta`; at that level the guarantee is withdrawn. No targets are needed, except
+    for :meth:`audit`, which bets on the errors of outputs in randomly selected, completed scans.
 
     Args:
         policy: Policy, which contains the statistics of its calibration units.
@@ -226,12 +226,12 @@ class Monitor(Displayed):
 
     @property
     def _audited(self) -> list[str]:
-        """Statistics that need targets."""
+        """Names of the statistics that need targets."""
         return [n for n in self.policy.monitor_reference if n.partition(" of ")[0] == ERROR]
 
     @cached_property
     def _shares(self) -> dict[str, float]:
-        """Share of delta of each statistic."""
+        """Share of delta allotted to each statistic, by name."""
         is_location = [name.partition(" of ")[0] == LOCATION for name in self._streams]
         of_each = {True: LOCATION_SHARE, False: 1 - LOCATION_SHARE}
         if all(is_location):
@@ -252,7 +252,7 @@ class Monitor(Displayed):
 
     @property
     def alarms(self) -> dict[str, _MartingaleStream]:
-        """Statistics whose evidence withdraws the guarantee."""
+        """Statistics with enough evidence to withdraw the guarantee, by name."""
         level = (1 + SLACK) / self.delta
         return {n: s for n, s in self._streams.items() if self._shares[n] * s.largest >= level}
 
@@ -277,17 +277,17 @@ class Monitor(Displayed):
             return (
                 f"The guarantee stands after {self.units} new {unit}s: the evidence against "
                 f"exchangeability with the {n} calibration {unit}s is at most "
-                f"{self.e_value:.3g}, and {1 / self.delta:g} would withdraw it."
+                f"{self.e_value:.3g}; evidence of {1 / self.delta:g} would withdraw the guarantee."
             )
         found = [
-            f"{name} (the median new {unit} lies above {100 * s.median_rank:.3g} % of them)"
+            f"{name} (median above {100 * s.median_rank:.3g} % of the calibration {unit}s)"
             for name, s in self.alarms.items()
         ]
         return (
             f"The guarantee is withdrawn: the evidence that new {unit}s are not exchangeable with "
-            f"the {n} calibration {unit}s is {self.e_value:.3g}; {1 / self.delta:g} is enough "
-            f"(reached after {self.alarm_after}). What has changed: {'; '.join(found)}. Plan again "
-            f"with current {unit}s."
+            f"the {n} calibration {unit}s is {self.e_value:.3g}; the limit "
+            f"of {1 / self.delta:g} was reached at {unit} {self.alarm_after}. What has changed: "
+            f"{'; '.join(found)}. Plan again with current {unit}s."
         )
 
     def update(
@@ -326,11 +326,11 @@ class Monitor(Displayed):
     def audit(self, outputs: ArrayLike, targets: ArrayLike, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
-        Select these scans at random: scans that a policy does not stop early are the harder ones.
+        Select these scans at random: the scans that a policy fully samples are the harder ones.
 
         Args:
             outputs: As for :meth:`update`.
-            targets: One target per case, (case,) or (case, task); a number for one case.
+            targets: Targets (case,) or (case, task), or a number for a single case and task.
             unit: Name of the unit, or one name per unit.
 
         Raises:
@@ -340,7 +340,7 @@ class Monitor(Displayed):
         self._add({key: found[key] for key in self._audited}, unit)
 
     def review(self, decision: Decision) -> Decision:
-        """Return the decision unchanged, or a decision to continue after an alarm.
+        """Return the decision unchanged or, after an alarm, a decision to continue the scan.
 
         Args:
             decision: Decision of the policy.
@@ -419,7 +419,7 @@ class Monitor(Displayed):
 
     @contextmanager
     def _synchronised(self) -> Iterator[None]:
-        """Load the units stored by other processes; store the units added here."""
+        """Load the units stored by other processes; at the end, store the units added here."""
         with self._lock:
             if self.state is None or self._is_open:
                 yield
@@ -438,7 +438,7 @@ class Monitor(Displayed):
                     self.save(path)
 
     def _catch_up(self, path: Path) -> None:
-        """Add units stored by other processes; raise InputError if the monitor differs."""
+        """Add units stored by other processes; raise InputError if the monitor is another one."""
         record = read_json(path, SCHEMA, remedy="begin a new one")
         for name, mine in self._made_of.items():
             if record.get(name) != mine:

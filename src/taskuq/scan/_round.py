@@ -1,4 +1,4 @@
-"""One round of a scan: recovery, task, decision and compatibility with the policy."""
+"""One round of a scan: reconstruction, task, decision and compatibility with the policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AGREES = 1e-4
 def find_mismatches(
     policy: Policy, executor: Executor, rule: Any, masks: str | None = None
 ) -> list[str]:
-    """Return the differences between a scan and its policy's calibration."""
+    """Return a sentence for each network, mask or line rule that differs from the calibration."""
     calibrated = policy.provenance.get("fingerprints")
     if not isinstance(calibrated, Mapping):
         return []
@@ -53,7 +53,7 @@ def find_mismatches(
 
 
 def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
-    """Warn of mismatches; return the reason why the guarantee does not apply, or None."""
+    """Issue a warning of mismatches; return the reason why the guarantee is void, or None."""
     if not mismatches:
         return None
     text = "; ".join(mismatches)
@@ -63,7 +63,7 @@ def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
 
 @dataclass(frozen=True)
 class RoundDecider:
-    """Recovery, task and decision of each round of a scan."""
+    """Reconstruction, task and decision in each round of a scan."""
 
     policy: Policy
     scanners: Scanners
@@ -86,11 +86,11 @@ class RoundDecider:
 
     @property
     def rule_name(self) -> str | None:
-        """Fingerprint of the adaptive choice of lines."""
+        """Fingerprint of the rule that chooses lines, or None if lines are fixed."""
         return None if self.selector is None else component_name(self.selector.rule)
 
     def compute(self, k: int, scans: dict[str, Scan]) -> RoundOutputs:
-        """Recover the cases that were measured in round k and run the task."""
+        """Reconstruct the cases measured in round k; return task outputs, lines and faults."""
         results = RoundOutputs()
         for name, scan in scans.items():
             if k == len(self.policy.accelerations):
@@ -108,7 +108,7 @@ class RoundDecider:
         return results
 
     def decide(self, k: int, scans: dict[str, Scan], results: RoundOutputs) -> list[RoundRecord]:
-        """Return the record of round k of each case that was measured in it."""
+        """Decide for each case that was measured in round k, and return one record per case."""
         outputs, faults = results.outputs, results.faults
         if k == len(self.policy.accelerations):
             return [
@@ -131,7 +131,7 @@ class RoundDecider:
         return [self._with_lines(r, scans[r.case], results.chosen.get(r.case)) for r in records]
 
     def late_faults(self, records: Sequence[RoundRecord]) -> dict[str, str]:
-        """Return faults of stopped cases that scanners found while the round was computed."""
+        """Finalise the scanners of stopped cases; return the faults that they report, by case."""
         faults: dict[str, str] = {}
         for record in records:
             scanner = self.scanners.of_case[record.case]
@@ -148,7 +148,7 @@ class RoundDecider:
         return self._with_lines(undecided, scan, None)
 
     def _for_group(self, faults: dict[str, str], cases: Sequence[str]) -> dict[str, str]:
-        """Extend a fault to all cases if one decision holds for the whole group."""
+        """Return the faults; if the whole group shares one decision, every case has one."""
         if not self.policy.whole_group:
             return faults
         first = next(iter(faults.values()))
@@ -162,7 +162,7 @@ class RoundDecider:
     def _update_monitor(
         self, monitor: Monitor, k: int, scans: dict[str, Scan], results: RoundOutputs
     ) -> dict[str, str]:
-        """Update the monitor with the first round; return the faults of an alarm."""
+        """Update the monitor in round 0; return a fault for each case if scans must continue."""
         outputs, faults = results.outputs, results.faults
         sound = [name for name in scans if name not in faults]
         try:
@@ -216,7 +216,7 @@ class RoundDecider:
                     raise InputError(f"{text}; start a new scan", code="file.damaged")
 
     def _require_same_outputs(self, k: int, name: str, scan: Scan, path: Path) -> None:
-        """Raise InputError if a stored round does not reproduce its outputs and lines."""
+        """Raise InputError if recomputing a stored round gives other outputs or lines."""
         record = scan.rounds[k]
         then = Scan(scan.rounds[:k], scan.measurements[: k + 1])
         outputs, chosen = self._outputs(k, name, then)
@@ -243,7 +243,7 @@ class RoundDecider:
                 raise InputError(f"{text}needs every round before it", code="component.invalid")
 
     def _may_skip(self) -> bool:
-        """Return True if a stop keeps its guarantee after an undecided round."""
+        """Return True if a stop keeps its guarantee although an earlier round is undecided."""
         scores = [rule.score for of_round in self.policy._rules for rule in of_round]
         reads_all = any(map(uses_earlier_rounds, scores))
         # After a failed choice a scan has lines that no calibration case had.
@@ -251,7 +251,7 @@ class RoundDecider:
         return POLICIES[self.policy.kind].holds_at_any_stop and is_free
 
     def _outputs(self, k: int, case: str, scan: Scan) -> tuple[FloatArray, BoolArray | None]:
-        """Return the outputs of a round, and the lines chosen for the next one, if any."""
+        """Return the task outputs of a round, and the lines chosen for the next round, or None."""
         is_last = k == len(self.policy.accelerations)
         R = 1.0 if is_last else float(self.policy.accelerations[k])
         samples = 1 if is_last else self.policy.samples
@@ -280,7 +280,7 @@ class RoundDecider:
     def _decisions(
         self, k: int, scans: dict[str, Scan], outputs: dict[str, FloatArray]
     ) -> list[Decision]:
-        """Return the decision for each case, or for the whole group."""
+        """Return one decision per case; for a whole-group policy, all cases stop together."""
         rounds = []
         for name, scan in scans.items():
             x = outputs[name]

@@ -25,7 +25,7 @@ MEASURES = "has no method measure; pass an object that has one, or for a group a
 
 @dataclass(frozen=True)
 class Scanners:
-    """Scanners of all cases."""
+    """Scanner of each case of a scan; a group may share one."""
 
     of_case: Mapping[str, Scanner]
     is_group: bool = True
@@ -33,7 +33,6 @@ class Scanners:
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
-        """Names of the cases, in order."""
         return tuple(self.of_case)
 
     def measure(self, round: int, active: Sequence[str]) -> list[Any]:
@@ -44,7 +43,7 @@ class Scanners:
         return [self.of_case[case].measure(round) for case in active]
 
     def combine(self, case: str, measurements: Sequence[Any]) -> Any:
-        """Combine the measurements of a case if its scanner supports it; else return a list."""
+        """Return the measurements of a case, combined if its scanner has a method ``combine``."""
         each, combine = list(measurements), getattr(self.of_case[case], "combine", None)
         return each if combine is None else combine(each)
 
@@ -121,7 +120,7 @@ class LineSelector:
         return cls(rule, rounds)
 
     def measured(self, scan: Scan) -> BoolArray:
-        """Return the lines requested for a case so far, booleans (line,)."""
+        """Return the lines requested for a case so far, as a boolean mask (line,)."""
         lines = np.array(self.rule.initial_lines(), dtype=bool)
         for record in scan.rounds:
             lines[list(record.next_lines)] = True
@@ -130,12 +129,12 @@ class LineSelector:
     def choose(
         self, k: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
     ) -> BoolArray:
-        """Return the chosen lines of round k + 1."""
+        """Return the lines up to round k + 1, as a boolean mask (line,) chosen by the rule."""
         chosen = self.rule.next_lines(k, measurement, recoveries, task, lines.copy())
         return require_nested_lines(chosen, lines, k)
 
     def added(self, k: int, scan: Scan, chosen: BoolArray | None) -> tuple[int, ...]:
-        """Return the lines that round k + 1 adds: the chosen ones, or else the fallback."""
+        """Return the indices of the lines that round k + 1 adds; without a choice, the fallback."""
         lines = self.measured(scan)
         if k + 1 >= self.rounds:
             after = np.ones_like(lines)

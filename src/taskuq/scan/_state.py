@@ -64,7 +64,7 @@ def background(work: Callable[[], None] | None) -> Iterator[None]:
 def measurement_fault(
     measurement: Any, earlier: Sequence[Any], *, round: int, scan_id: str | None
 ) -> str | None:
-    """Return the fault of a round's measurement, or None."""
+    """Return a description of the fault in a round's measurement, or None."""
     if measurement is None:
         return f"round {round} measured nothing"
     if isinstance(measurement, Mapping):
@@ -97,7 +97,7 @@ def measurement_fault(
 
 
 def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | None:
-    """Return the fault of a round's outputs, or None."""
+    """Return a description of the fault in a round's task outputs, or None."""
     if len(outputs) != policy.samples:
         returned = f"recovery and task returned {len(outputs)} outputs in round {round}"
         return f"{returned} instead of {policy.samples}"
@@ -116,7 +116,7 @@ def require_value(policy: Policy, outputs: FloatArray) -> None:
 
 
 def _outside(policy: Policy, outputs: FloatArray) -> str | None:
-    """Return the range of the first task with values outside it, or None."""
+    """Return the range that outputs violate, with its task, as text; None if there is none."""
     values = outputs.reshape(len(outputs), -1)
     for t, range_ in enumerate(policy.task_ranges):
         low, high = range_ or (-np.inf, np.inf)
@@ -127,7 +127,7 @@ def _outside(policy: Policy, outputs: FloatArray) -> str | None:
 
 
 def _as_arrays(measurement: Any) -> dict[str, np.ndarray] | None:
-    """Return a measurement as named arrays, or None if it does not consist of arrays."""
+    """Return a measurement as arrays by name, or None if a part of it is not an array."""
     # The prefix keeps names apart from the arguments of np.savez, and from a lone array.
     if isinstance(measurement, Mapping):
         values = {f"of {name}": value for name, value in measurement.items()}
@@ -184,7 +184,7 @@ class RoundRecord:
         lower: Lower end of the interval, one per task.
         upper: Upper end of the interval, one per task.
         fault: Fault that prevented a decision, or None.
-        next_lines: Lines that the next round adds, if they are chosen for each case.
+        next_lines: Indices of the lines that the next round adds, if lines are chosen adaptively.
         void_reason: Reason why the guarantee does not apply, or None if it does.
         shadow: True if the decision was only logged and did not stop the scan.
         restored: True if the record comes from the stored state; this field is not stored.
@@ -236,7 +236,7 @@ class RoundRecord:
 
     @property
     def interval(self) -> Interval:
-        """Interval of the round."""
+        """Interval computed in the round."""
         return Interval(self.lower, self.upper)
 
     def __str__(self) -> str:
@@ -329,7 +329,7 @@ class GroupScan:
 
 @dataclass(frozen=True)
 class ScanFlags:
-    """Void reason, shadow mode and patient, stored with every decision."""
+    """Reason why the guarantee is void, shadow mode and patient of a scan."""
 
     void_reason: str | None = None
     shadow: bool = False
@@ -337,7 +337,7 @@ class ScanFlags:
 
 
 def format_reason(reason: str, *, shadow: bool) -> str:
-    """Return the reason for a decision, in the conditional mood in shadow mode."""
+    """Return the reason for a decision; in shadow mode, a stop reads 'would have stopped'."""
     is_early = reason.startswith("stop ")
     return f"would have stopped {reason.removeprefix('stop ')}" if shadow and is_early else reason
 
@@ -373,7 +373,7 @@ class ScanState:
     def storable(
         self, active: Sequence[str], measurements: Sequence[Any]
     ) -> tuple[list[Any], Arrays | None]:
-        """Return a round's measurements as they are read back later, and as arrays to store."""
+        """Return a round's measurements as a resumed scan reads them, and as arrays to store."""
         each = [_as_arrays(measurement) for measurement in measurements]
         read_back = [
             measurement if arrays is None else _from_arrays(arrays)
@@ -396,7 +396,7 @@ class ScanState:
         self.store(scans, pieces_stored=True)
 
     def store(self, scans: Mapping[str, Scan], *, pieces_stored: bool, first: Any = None) -> None:
-        """Store the decisions so far; call ``first`` before they become visible."""
+        """Store the decisions so far; complete ``first`` before the state file is replaced."""
         each = [[record.to_dict() for record in scan.rounds] for scan in scans.values()]
         record = {
             "schema": SCHEMA,
@@ -424,8 +424,8 @@ def load_scan(path: str | os.PathLike[str], policy: Policy) -> Scan | GroupScan:
 
     Args:
         path: State file written by :func:`taskuq.acquire`.
-        policy: Policy of the scan, or the policy with strata that contains it; any other raises
-            InputError.
+        policy: Policy of the scan, or the policy with strata to which that policy belongs; any
+            other policy raises InputError.
     """
     source = Path(path)
     mark = read_json(source, SCHEMA, remedy="start a new scan").get("policy")
@@ -446,7 +446,7 @@ def _read_record(path: Path, policy: Policy) -> dict[str, Any]:
 def _read_scans(
     path: Path, policy: Policy, record: Mapping[str, Any]
 ) -> tuple[dict[str, Scan], bool]:
-    """Return the scan of each case, and True if they are a group."""
+    """Return the scan of each case, and True if the cases form a group."""
     with complete_record(path, "scan"):
         if not isinstance(record["cases"], list):
             raise TypeError("cases")

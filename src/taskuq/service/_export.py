@@ -36,7 +36,7 @@ from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
 class _Export(nn.Module):
-    """Exportable recovery; its weights, hidden from torch in a list, are exported as constants."""
+    """Exportable recovery; the list hides the weights, so that they become constants."""
 
     def __init__(self, recover: Any) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _VarNetExport(_Export):
 
 
 def _exportable(recover: Any, masks: Tensor, height: int) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the exportable module of a recovery and its sampling parameters."""
+    """Return an exportable module of a recovery, and how its random numbers are drawn."""
     match recover:
         case ResidualFlowSampler():
             shapes = recover.flow.latent_shapes(height, masks.shape[1])
@@ -129,7 +129,7 @@ def write_runtime(
     shape: tuple[int, int, int],
     fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
-    """Export recovery and task; raise an error if the exports and the networks disagree."""
+    """Export recovery and task; raise an error if an export and its network disagree."""
     if not isinstance(task, torch.nn.Module):
         text = f"a task must be a torch module, got {type(task).__name__}"
         raise InputError(text, code="component.invalid")

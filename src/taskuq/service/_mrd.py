@@ -46,7 +46,7 @@ class Geometry:
         return [name for name, value in vars(self).items() if value is None]
 
     def differences(self, header: ScanHeader) -> list[str]:
-        """Return the fields of a header that differ, with both values."""
+        """Return a message for each header field that differs from the calibration."""
         coils, height, width = header.shape
         scan: dict[str, tuple[Any, Any]] = {
             "receiverChannels": (coils, self.coils),
@@ -61,7 +61,7 @@ class Geometry:
 
 
 def _agree(a: Any, b: Any) -> bool:
-    """Return True if integers are equal and lengths agree within the tolerance."""
+    """Return True if integers are equal, or if lengths agree within the tolerance."""
     is_length = np.asarray(a).dtype.kind == "f"
     return bool(np.allclose(a, b, rtol=TOLERANCE, atol=0) if is_length else np.array_equal(a, b))
 
@@ -197,7 +197,7 @@ def _require_identifier(field: str, value: str) -> None:
 
 
 def _header_problems(document: Any) -> Iterator[str]:
-    """Yield the fields of a header that do not describe a 2-D Cartesian scan."""
+    """Yield a message for each header field that does not describe a 2-D Cartesian scan."""
     if len(document.encoding) != 1:
         yield f"encoding occurs {len(document.encoding)} times; one is needed"
         return
@@ -360,7 +360,7 @@ def line_frame(acquisition: Any) -> tuple[Any, ...]:
 
 
 def frame_problem(acquisition: Any, frame: tuple[Any, ...]) -> str | None:
-    """Return the difference between a line and the first line of its slice, or None."""
+    """Return a description of a field that differs from the slice's first line, or None."""
     if (found := line_frame(acquisition)) == frame:
         return None
     name, value = min(set(found) - set(frame))
@@ -370,8 +370,8 @@ def frame_problem(acquisition: Any, frame: tuple[Any, ...]) -> str | None:
 def remove_oversampling(data: NDArray[np.complexfloating], samples: int) -> NDArray[np.complex64]:
     """Remove two-fold readout oversampling from a line (coil, samples), if it has any.
 
-    The image row is cropped to its central half, which does not change the k-space values of an
-    object inside it.
+    The image row is cropped to its central half. The k-space values of an object inside that half
+    do not change.
     """
     if data.shape[-1] == samples:
         return data.astype(np.complex64, copy=False)
@@ -397,7 +397,7 @@ class Prewhitening:
             self.dwell.add(float(acquisition.sample_time_us))
 
     def apply(self, acquisition: Any) -> NDArray[np.complexfloating]:
-        """Return a line with noise of unit variance in each coil's real and imaginary parts."""
+        """Return a line whose noise has unit variance in each coil's real and imaginary parts."""
         if self._matrix is None:
             coils = int(acquisition.active_channels)
             fitting = [n for n in self.noise if n.shape[0] == coils and np.isfinite(n).all()]
@@ -456,14 +456,14 @@ class StreamError(InputError):
 
 
 class Message(NamedTuple):
-    """Kind and content (text, acquisition or image) of a message."""
+    """MRD message: number of its type, and its text, acquisition or image."""
 
     kind: int
     content: Any
 
 
 class Connection:
-    """One end of an MRD stream."""
+    """Socket that reads and sends MRD messages."""
 
     def __init__(self, connection: socket.socket, limits: StreamLimits) -> None:
         self.connection, self.limits = connection, limits
@@ -483,7 +483,7 @@ class Connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
     def wait_until(self, until: float = math.inf) -> None:
-        """Set the deadline of all reads, on the monotonic clock; by default, remove it."""
+        """Set a deadline (time.monotonic) for all reads; without an argument, remove it."""
         self._until = until
 
     def read(self) -> Message | None:
@@ -607,7 +607,7 @@ class Connection:
                 return b""
 
     def drain(self, seconds: float) -> None:
-        """Read and discard further data of a client, so that it receives the last reply."""
+        """Read and discard data for some seconds, so that the client receives the last reply."""
         until = time.monotonic() + seconds
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)

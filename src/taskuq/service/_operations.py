@@ -71,7 +71,7 @@ class ServeConfig:
 
 
 def read_serve_config(given: Mapping[str, Any]) -> ServeConfig:
-    """Combine the settings of a TOML file, if given in place of the policy, with options."""
+    """Combine options with a TOML file's settings, if one is given in place of the policy."""
     options, table = dict(given), dict[str, Any]()
     if Path(options["policy"]).suffix == ".toml":
         table = read_toml(options.pop("policy"))
@@ -127,14 +127,14 @@ COUNTERS = {
 
 
 def latency_histogram() -> Any:
-    """Return the histogram of latencies of a service."""
+    """Return a Prometheus histogram of the time from complete round to decision."""
     Histogram = import_extra("prometheus_client", "taskuq[mrd]").Histogram
     text = "Seconds from the last line of a round to its decision"
     return Histogram("taskuq_decision_seconds", text, buckets=BUCKETS, registry=None)
 
 
 def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[str, str]:
-    """Return the metrics of a service for Prometheus: content type and text."""
+    """Return content type and text of a service's metrics in the Prometheus format."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 

@@ -49,7 +49,7 @@ class _StoredScan:
 
 
 def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
-    """Read a Cartesian scan from an MRD file; the default scan id is the file's fingerprint."""
+    """Read a Cartesian scan from an MRD file; if no id is known, use the file's fingerprint."""
     import ismrmrd
 
     try:
@@ -89,7 +89,7 @@ def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
         problem = mrd.frame_problem(one, frames[place[0]])
         slice_ = kspace[place[0]]
         if problem is None and place in stored and (slice_[..., place[1]] != one.data).any():
-            problem = "a line that came twice, with different values"
+            problem = "a line that occurs twice with different values"
         if problem is not None:
             text = f"{path}: slice {place[0]} has {problem}"
             raise InputError(text, code="shape.mismatch")
@@ -298,7 +298,7 @@ def format_summary(record: dict[str, Any]) -> list[str]:
     latency, slices = record["latency"], count_noun(record["slices"], "slice")
     early, lines = record["would_stop_early"], record["lines_sent"]
     if record["shadow"]:
-        outcome = f"{early} would have stopped early in shadow mode, {lines} lines sent"
+        outcome = f"{early} would have stopped early (shadow mode): {lines} lines sent"
     else:
         outcome = f"{early} stopped early: {lines} lines instead of {record['lines_of_full_scans']}"
     sentences = [f"{slices}, {outcome} (mean acceleration {record['acceleration']:.2f})."]

@@ -71,7 +71,7 @@ class Service:
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
 
     def start(self) -> None:
-        """Start listening in background threads and set the ports."""
+        """Start listening in background threads, and set the numbers of the open ports."""
         if not self.model.folder.exists():
             # It holds data of patients.
             make_folder(self.model.folder)
@@ -212,12 +212,11 @@ class Service:
             raise InputError(text, code="file.exists")
 
     def count(self, what: str) -> None:
-        """Count an event."""
         with self._lock:
             self.counts[what] += 1
 
     def note_outcome(self, is_sound: bool) -> None:
-        """Record the outcome of a round, or of a scan without a decision, for health checks."""
+        """Record for health checks if a round or a scan ended without a fault."""
         with self._lock:
             self._outcomes.append(is_sound)
             if not is_sound:
@@ -238,7 +237,7 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
         timeout = 10
 
         def handle(self) -> None:
-            """Handle a request, within the limit on simultaneous requests."""
+            """Handle a request, or drop it if too many are in progress."""
             if slots.acquire(blocking=False):
                 try:
                     super().handle()

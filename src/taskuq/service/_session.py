@@ -1,4 +1,4 @@
-"""Client connections: slices, rounds and replies."""
+"""Session of a client: received slices, decided rounds and replies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _StreamedSlice:
-    """Scanner fed by incoming MRD acquisitions."""
+    """Scanner of one slice, whose lines arrive as MRD acquisitions."""
 
     columns: Sequence[NDArray[np.intp]]
     shape: tuple[int, int, int]
@@ -67,12 +67,12 @@ class _StreamedSlice:
             if before is None:
                 self.lines[column] = line.astype(np.complex64)
             elif not self.is_final and not np.array_equal(before, line):
-                self.faults[column] = f"line {column} came twice, with different values"
+                self.faults[column] = f"line {column} arrived twice with different values"
                 return self.faults[column]
         return None
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Request the columns that a round adds."""
+        """Set the columns that a round adds."""
         columns = list(self.columns)
         columns[round] = np.asarray(lines, dtype=np.intp)
         self.columns = columns
@@ -89,7 +89,7 @@ class _StreamedSlice:
         return fault
 
     def measure(self, round: int) -> dict[str, Any]:
-        """Return the lines that a round adds."""
+        """Return the received lines of a round as a measurement."""
         with self.lock:
             assert self.has(round), "a round is measured when its lines have arrived"
             fault = next(iter(self.faults.values()), "")
@@ -119,7 +119,7 @@ class _StreamedSlice:
 
 @dataclass(eq=False)
 class _ActiveScan:
-    """Scan in progress, between two rounds."""
+    """Scan in progress, with the round and the cases that it waits for."""
 
     slices: dict[int, _StreamedSlice]
     slice_of: dict[str, int]
@@ -136,7 +136,7 @@ class _ActiveScan:
 
 @dataclass(eq=False)
 class _DecisionQueue:
-    """First-in first-out queue of ready rounds."""
+    """First-in first-out queue of scans with a complete round, which a thread decides."""
 
     max_waiting: int
     on_end: Callable[[_ActiveScan, str | None], None]
@@ -152,7 +152,7 @@ class _DecisionQueue:
         self._thread.start()
 
     def offer(self, scan: _ActiveScan) -> None:
-        """Queue a scan with a complete round, unless it is already queued."""
+        """Queue a scan if all lines of its round have arrived, unless it is queued already."""
         with self._changed:
             if not self._is_closing and not scan.is_queued and scan.is_ready:
                 scan.is_queued, scan.ready_since = True, time.perf_counter()
@@ -165,7 +165,7 @@ class _DecisionQueue:
             self._changed.wait_for(lambda: self._is_closing or self._waiting < self.max_waiting)
 
     def close(self) -> None:
-        """Stop accepting rounds and decide those that are ready."""
+        """Accept no further scans, and wait until the queued ones are decided."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -173,7 +173,7 @@ class _DecisionQueue:
             self._thread.join()
 
     def is_busy(self, since: float) -> bool:
-        """Return True if a round was decided within the last ``since`` seconds."""
+        """Return True if a round is waiting or was decided in the last ``since`` seconds."""
         with self._changed:
             return self._waiting > 0 or time.monotonic() < self._last + since
 
@@ -221,7 +221,7 @@ LINGER = 5.0
 
 
 def policy_geometry(policy: Policy, given: mrd.Geometry) -> tuple[mrd.Geometry, list[str]]:
-    """Return a policy's geometry, completed by the given one, and the fields that differ."""
+    """Return a policy's geometry, completed by ``given``, and messages on contradictions."""
     stored = policy.provenance.get("geometry", {})
     with complete_record("the policy", "record of its geometry", "plan again"):
         recorded = from_toml_table(mrd.Geometry, stored, "geometry")
@@ -377,9 +377,9 @@ class Session:
     def _begin(self, xml: str) -> None:
         if self.header is not None:
             if xml != self._xml:
-                text = "the connection already has another header; use one per scan"
+                text = "this connection has another header already; open one connection per scan"
                 raise InputError(text, code="file.format")
-            self.send_text("this connection has this header already; it is skipped")
+            self.send_text("this connection has this header already; the second one is skipped")
             return
         header, model = mrd.read_header(xml), self.model
         self._require_supported(header)
@@ -418,7 +418,7 @@ class Session:
         elif differences and not model.allow_mismatch:
             problem = f"{'; '.join(differences)}; use serve --allow-mismatch"
         elif model.shape not in (None, header.shape):
-            problem = f"the scan has slices {header.shape}, the runtime {model.shape}; export again"
+            problem = f"a slice has shape {header.shape}, the runtime {model.shape}; export again"
         if problem:
             raise InputError(problem, code="policy.mismatch")
         self.policy = self.policy.for_stratum(header.stratum if strata else None)
@@ -443,14 +443,14 @@ class Session:
             raise mrd.StreamError(f"no line arrived within {idle:g} s", code="value.invalid")
 
     def key(self, *more: int | str) -> str | None:
-        """Return the key of the scan, which does not identify a patient; None before a header."""
+        """Return a hash that names the scan but no patient, or None before a header."""
         if self.header is None:
             return None
         key = "\0".join([self.header.scan_id, self.header.patient, *map(str, more)])
         return hashlib.sha256(key.encode()).hexdigest()[:24]
 
     def _open(self, numbers: Iterable[int]) -> _ActiveScan:
-        """Open a slice, or all slices that share a decision."""
+        """Start the scan of a slice, or of all slices that share a decision."""
         assert self.header is not None, "slices come after the header"
         rates, columns = self.model.policy.accelerations, self.model.columns
         same = (columns, self.header.shape, rates, self.header.scan_id)
@@ -501,7 +501,7 @@ class Session:
             self._reject(problem, None if column in slice_.faults else number, slice=number)
         if self._buffered > self.connection.limits.buffer:
             used = _of_limit(self._buffered, self.connection.limits.buffer)
-            text = f"undecided slices have {used}; send slices in turn, or raise --max-buffer"
+            text = f"undecided slices have {used}; send slices one by one, or raise --max-buffer"
             raise InputError(text, code="value.invalid")
         self.queue.offer(scan)
 
@@ -514,7 +514,7 @@ class Session:
         if kind not in self.skipped_kinds:
             self.skipped_kinds.add(kind)
             self._log("info", "skipped", kind=kind)
-            self.send_text(f"data outside the image is skipped: {kind}")
+            self.send_text(f"acquisitions that are no image lines are skipped: {kind}")
 
     def _rounds(
         self, slices: dict[int, _StreamedSlice], slice_of: dict[str, int]
@@ -577,7 +577,7 @@ class Session:
                 self._buffered -= slice_.nbytes
 
     def _answer_undecided(self, fault: str | None) -> None:
-        """Answer all slices without a final decision, so that no scanner waits for them."""
+        """Reply for each slice without a final decision, so that no scanner waits for one."""
         if self.header is None:
             self._send_undecided(0, fault or "the stream ended before the header", [])
             return
@@ -603,7 +603,7 @@ class Session:
             record["case"] = self.header.case(slice_)
         return self._send_image(
             slice_, None, record, lines, decision="continue", would_stop=False, undecided=True,
-            guarantee="No guarantee: not decided.", guaranteed=False, stored=False,
+            guarantee="No guarantee: there is no decision.", guaranteed=False, stored=False,
         )  # fmt: skip
 
     def _reply(self, record: RoundRecord, slice_: int, image: Any) -> None:

@@ -1,4 +1,4 @@
-"""TaskOutputs, its file formats and example tables."""
+"""Tables of task outputs, their file formats and example tables."""
 
 import lazy_loader
 

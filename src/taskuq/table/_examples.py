@@ -1,4 +1,4 @@
-"""Synthetic and bundled tables."""
+"""Synthetic tables, and the records of the bundled tables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from taskuq.table._table import BUNDLED, TaskOutputs
 
 @dataclass(frozen=True)
 class SyntheticTable:
-    """Size and rounds of a synthetic table of task outputs.
+    """Parameters of a synthetic table of task outputs.
 
     Args:
         volumes: Number of groups, each with 18 to 28 cases.
         samples: Samples per case and round.
         accelerations: Acceleration of each round.
-        error: Standard deviation of the logit's error in each round.
-        bias: Bias in each round, in units of the error of that round.
+        error: Standard deviation of the error of the outputs' logits in each round.
+        bias: Bias of the outputs' logits in each round, as a multiple of ``error``.
     """
 
     volumes: int = 100
@@ -32,10 +32,10 @@ class SyntheticTable:
 
 
 def synthetic_outputs(scanner: SyntheticTable, *, seed: int | np.random.Generator) -> TaskOutputs:
-    """Generate a synthetic table; its samples are too narrow, biased and correlated in groups.
+    """Generate a table with samples that are under-dispersed, biased and correlated in groups.
 
     Args:
-        scanner: Size and rounds of the table.
+        scanner: Parameters of the table.
         seed: Integer or Generator for all random numbers.
 
     Example:
@@ -88,5 +88,5 @@ def _sigmoid(logit: FloatArray) -> FloatArray:
 
 
 def stored_quality() -> dict[str, Any]:
-    """Read the image quality of the bundled networks on unseen patients."""
+    """Read the stored image quality of the bundled networks on unseen patients."""
     return read_json(BUNDLED / "atlas-quality.json", "taskuq.quality/1")

@@ -1,4 +1,4 @@
-"""Tables as npz files, CSV or Parquet rows, and data frames."""
+"""Tables as npz files, as CSV or Parquet rows, and as data frames."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _read_rows(rows: Any, source: str) -> TaskOutputs:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows of one task, before they are pivoted into arrays."""
+    """Rows of a file or data frame with one task, before they are pivoted into arrays."""
 
     rows: Any
     source: str
@@ -175,7 +175,7 @@ class _Rows:
         )  # fmt: skip
 
     def _entries(self, name: str, index: np.ndarray, count: int) -> np.ndarray | None:
-        """Return one value per index; raise InputError if its rows disagree."""
+        """Return a column with one value per index; raise InputError if two rows disagree."""
         if name not in self:
             return None
         values = self.numbers(name) if name == "target" else self.ids(name)
@@ -188,7 +188,7 @@ class _Rows:
         return entries
 
     def _outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
-        """Return the index of each case and round, and its outputs, (index, sample)."""
+        """Return the distinct values of ``place`` (case and round), and their outputs by sample."""
         if "sample" in self:
             return self._sampled_outputs(place)
         if len(np.unique(place)) != len(place):
@@ -242,7 +242,6 @@ def _numbers(column: Any, name: str, source: str) -> FloatArray:
 
 
 def to_dataset(table: TaskOutputs) -> Any:
-    """Return a table as an xarray.Dataset."""
     xarray = import_extra("xarray", "xarray")
     tasks = ("task",) * (table.outputs.ndim == 4)
     data: dict[str, Any] = {"outputs": (("round", "case", "sample", *tasks), table.outputs)}
@@ -282,7 +281,6 @@ SAMPLED = {"posterior_predictive": "observed_data", "posterior": "constant_data"
 
 
 def to_inference_data(table: TaskOutputs) -> Any:
-    """Return a table as ArviZ's InferenceData, or a DataTree since ArviZ 1."""
     arviz, dataset = import_extra("arviz", "arviz"), to_dataset(table)
     several = table.outputs.ndim == 4
     groups = {}
@@ -337,7 +335,7 @@ def _attributes(table: TaskOutputs) -> str:
 
 
 def _attributes_from(text: str, source: Any) -> dict[str, Any]:
-    """Return the arguments of a table from the result of :func:`_attributes`."""
+    """Parse the text written by :func:`_attributes` into arguments of a table."""
     found = parse_json(text, constants=True)
     if not isinstance(found, dict):
         raise InputError(f"{source} does not have a table's attributes", code="file.format")
@@ -350,7 +348,6 @@ def _attributes_from(text: str, source: Any) -> dict[str, Any]:
 
 
 def write_npz(table: TaskOutputs, path: Path) -> Path:
-    """Write a table as compressed arrays with its attributes as JSON."""
     arrays = {name: getattr(table, field) for name, field in ARRAYS.items()}
     arrays = {name: values for name, values in arrays.items() if values is not None}
     for name in ("accelerations", "targets"):
@@ -364,7 +361,7 @@ def write_npz(table: TaskOutputs, path: Path) -> Path:
 
 
 def read_npz(path: Path) -> TaskOutputs:
-    """Read a table from an ``.npz`` file; only ``outputs`` is required."""
+    """Read a table from an npz file, which must have at least the array ``outputs``."""
     with open_npz(path, "a table") as archive:
         if "outputs" not in archive:
             message = f"{path} has no array outputs, only {', '.join(sorted(archive))}"
@@ -375,7 +372,6 @@ def read_npz(path: Path) -> TaskOutputs:
 
 
 def write_rows(table: TaskOutputs, path: Path) -> Path:
-    """Write a table as a CSV or Parquet file of rows."""
     rounds, n, tasks = table.rounds, table.cases, table.tasks
     x = table.outputs if table.outputs.ndim == 4 else table.outputs[..., None]
     ids = {name: getattr(table, name) for name in IDS} | {"case": _ids(table)}

@@ -1,4 +1,4 @@
-"""Tables as folders of checksummed Parquet shards."""
+"""Tables as folders of Parquet files (shards) with checksums."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ REMEDY = "delete it and rerun to recompute its cases"
 def _write_parquet(
     table: Any, path: Path, note: Mapping[str, Any] | None = None, *, exclusive: bool = False
 ) -> Path:
-    """Write an Arrow table atomically, with checksums."""
     hashes = _ColumnHashes(table.column_names)
     for rows in table.to_batches():
         hashes.update(rows)
@@ -68,7 +67,7 @@ def _write_parquet(
 def _read_batches(
     path: Path, columns: list[str], identity: str = "", optional: Sequence[str] = ()
 ) -> Iterator[Any]:
-    """Yield batches of rows; raise InputError if the file is damaged or part of another table."""
+    """Yield batches of rows; raise InputError for a damaged file or one of another table."""
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
@@ -115,7 +114,7 @@ def _irregular(path: Path) -> InputError:
 
 
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
-    """Return this package's entry in a file's metadata; empty for files of other programs."""
+    """Return the entry of taskuq in a file's metadata; empty for files of other programs."""
     text = (schema.metadata or {}).get(NOTE)
     if text is None:
         return {}
@@ -142,7 +141,7 @@ def _damaged(path: Path, reason: str) -> InputError:
 
 
 class _ColumnHashes:
-    """Incremental SHA-256 of the types, contents and lengths of columns."""
+    """SHA-256 hash of each column, updated batch by batch."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.parts: dict[str, tuple[set[str], Any, Any]] = {}
@@ -184,7 +183,7 @@ CASE_LIST = "cases.pq"
 
 
 def identities(column: Any, name: str, source: str, *, floats: bool = False) -> Any:
-    """Return a column of ids as an Arrow array of int64 or large_string."""
+    """Return a column of ids as an Arrow array of type int64 or large_string."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
@@ -210,21 +209,19 @@ def _as_texts(array: Any) -> Any:
 
 
 def _concatenate(arrays: Sequence[Any]) -> Any:
-    """Join arrays of ids; convert all ids to strings if some are strings."""
+    """Join arrays of ids; if some ids are strings, convert all to strings."""
     if len(arrays) > 1 and len({array.type for array in arrays}) > 1:
         arrays = [_as_texts(array) for array in arrays]
     return pa.concat_arrays(arrays)
 
 
 def index_of(array: Any, among: Any) -> np.ndarray:
-    """Return the position of each id among others; -1 if it is absent."""
     if array.type != among.type:
         array, among = _as_texts(array), _as_texts(among)
     return np.asarray(pc.fill_null(pc.index_in(array, value_set=among), -1))
 
 
 def to_numpy(array: Any, name: str) -> np.ndarray:
-    """Return ids as NumPy integers or strings."""
     if pa.types.is_integer(array.type):
         return np.asarray(array)
     longest = pc.max(pc.utf8_length(array)).as_py() or 1
@@ -244,7 +241,7 @@ def write_case_list(folder: Path, case: list[str], **ids: Any) -> Path:
 
 
 def read_case_list(folder: Path) -> list[str] | None:
-    """Return the names of all planned cases in the order of the table, or None."""
+    """Return the names of all planned cases in table order; None if none are stored."""
     path = folder / CASE_LIST
     if not path.exists():
         return None
@@ -256,7 +253,7 @@ def read_case_list(folder: Path) -> list[str] | None:
 
 
 def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
-    """Return the indices of sampled lines of each row, separated by spaces."""
+    """Return the indices of the sampled lines of each row as text, separated by spaces."""
     mask = np.asarray(lines)
     if mask.dtype != bool or mask.shape != (rows, count):
         text = f"lines must be booleans {(rows, count)}, got {mask.dtype} of shape {mask.shape}"
@@ -265,7 +262,7 @@ def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
 
 
 def _lines_from_texts(texts: list[str], count: int, source: str) -> BoolArray:
-    """Read back the texts of :func:`_lines_as_texts` as booleans (row, line)."""
+    """Parse the texts of :func:`_lines_as_texts` into a mask (row, line)."""
     mask = np.zeros((len(texts), count), dtype=bool)
     for row, text in zip(mask, texts, strict=True):
         parts = str(text).split()
@@ -312,7 +309,7 @@ class TableHeader:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """Attributes that determine the values of the table."""
+        """Attributes of the run that determine the values in the table."""
         # As in the file, so that a tuple equals the list it was written as.
         record = dict(to_json_value(self.to_dict()))
         free = ("made_by", "words")
@@ -321,19 +318,19 @@ class TableHeader:
 
     @cached_property
     def identity(self) -> str:
-        """Fingerprint of the inputs, stored in every shard."""
+        """Fingerprint of ``inputs``, stored in every shard."""
         return fingerprint(self.inputs)[:16]
 
     @cached_property
     def columns(self) -> list[tuple[str, str]]:
-        """Names of the target and outputs columns of each task."""
+        """For each task, the names of the column of targets and of the column of outputs."""
         if len(self.task_names) == 1:
             return [("target", "outputs")]
         return [(f"target_{name}", f"outputs_{name}") for name in self.task_names]
 
 
 class TableWriter:
-    """Resumable writer of a table's shards.
+    """Writer of the shards of a table, which can resume an interrupted run.
 
     Args:
         folder: Folder of the table; an existing table must have the same header.
@@ -380,14 +377,14 @@ class TableWriter:
 
         Args:
             case: Id of each row.
-            acceleration: Acceleration of each row, or of all.
-            outputs: (row, sample) or (row, sample, task).
-            targets: (row,) or (row, task).
+            acceleration: Acceleration of each row, or one for all rows.
+            outputs: Task outputs, (row, sample) or (row, sample, task).
+            targets: Targets, (row,) or (row, task).
             group: Group of each row.
             site: Site of each row.
             label: Class of each row.
             image: Fingerprint of each row's image.
-            lines: Sampled lines, booleans (row, line).
+            lines: Mask of the sampled lines, (row, line).
         """
         x = np.asarray(outputs)
         x = x if x.dtype == np.float64 else x.astype(np.float32)
@@ -421,7 +418,7 @@ class TableWriter:
 
 
 def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> np.ndarray:
-    """Return one boolean per case, True if all of its rounds are stored."""
+    """Return a mask of the cases whose rounds are all stored."""
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
     places = _read_places(_shard_paths(folder), header)
     if places:
@@ -445,7 +442,7 @@ def image_marks(folder: Path) -> dict[str, str]:
 def _read_places(
     shards: Sequence[Path], header: TableHeader, ids: Sequence[str] = ()
 ) -> list[tuple[Any, np.ndarray, dict[str, Any]]]:
-    """Return, for each shard, the case and the round of each row, and the stored ids."""
+    """For each shard, return the case and round of each row, and its stored ids by column."""
     places = []
     for shard in shards:
         rows, source = _read_columns(shard, PLACE, header.identity, ids), f"shard {shard.name}"
@@ -503,7 +500,7 @@ def read_header(folder: Path) -> TableHeader:
 
 
 def write_shards(table: TaskOutputs, folder: Path) -> Path:
-    """Write a whole table into a new or empty folder, one shard per round."""
+    """Write a table as one shard per round into a new or empty folder."""
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; use another name", code="file.exists")
     lines = table.sampled_lines
@@ -546,7 +543,7 @@ Places = tuple[np.ndarray, np.ndarray]
 
 
 def read_shards(folder: Path) -> TaskOutputs:
-    """Read the table of a folder of shards, with little memory in addition to its arrays."""
+    """Read a table from a folder of shards; this needs little memory beyond its arrays."""
     header = read_header(folder)
     shards = _shard_paths(folder)
     if not shards:
@@ -593,7 +590,10 @@ def read_shards(folder: Path) -> TaskOutputs:
 def _place_rows(
     header: TableHeader, shards: list[Path]
 ) -> tuple[Any, list[Places], np.ndarray, Sequence[dict[str, Any]]]:
-    """Return all cases, the position of each row, True for each complete case, and other ids."""
+    """Return the names of all cases and the position of each row.
+
+    Also return a mask of complete cases, and the groups, sites and labels of the rows.
+    """
     cases, rounds, others = zip(*_read_places(shards, header, IDS), strict=True)
     names = _concatenate(cases)
     ids = pc.unique(names)
@@ -639,7 +639,7 @@ def _fill(
 
 
 def _join_ids(shards: Sequence[dict[str, Any]], places: list[Places], n: int) -> dict[str, Any]:
-    """Return groups, sites and labels if they are known for all cases."""
+    """Return those of groups, sites and labels that are known for all cases."""
     read: dict[str, list[tuple[Any, np.ndarray]]] = {name: [] for name in IDS}
     for others, (case, _) in zip(shards, places, strict=True):
         for name, ids in others.items():
@@ -658,7 +658,7 @@ def _join_ids(shards: Sequence[dict[str, Any]], places: list[Places], n: int) ->
 def _read_lines(
     header: TableHeader, shards: list[Path], places: list[Places], n: int
 ) -> np.ndarray | None:
-    """Return the sampled lines (round, case, line) of adaptive sampling."""
+    """Return the mask of lines that adaptive sampling measured, (round, case, line)."""
     if header.lines is None:
         return None
     lines = np.zeros((len(header.accelerations), n, header.lines), dtype=bool)
@@ -671,7 +671,7 @@ def _read_lines(
 
 
 def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
-    """Raise InputError unless outputs are lists with one number per sample."""
+    """Raise InputError unless each output is a list with one number per sample."""
     for _, name in header.columns:
         if name not in schema.names:
             raise InputError(f"shard {shard.name} has no column {name}", code="table.column")

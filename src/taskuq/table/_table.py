@@ -1,4 +1,4 @@
-"""TaskOutputs: its arrays, their validation and selection."""
+"""Table of task outputs: arrays, validation and selection."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ TaskRanges: TypeAlias = _Range | Sequence[_Range] | Mapping[str, _Range]
 
 
 class TableFields(TypedDict, total=False):
-    """Fields of a table that functions accept together with arrays."""
+    """Fields of a table that functions accept as keyword arguments next to arrays."""
 
     accelerations: ArrayLike | None
     group: ArrayLike | None
@@ -124,25 +124,25 @@ class TaskOutputs(Displayed):
     """Task outputs of many cases in all rounds of a scan, with their targets.
 
     Args:
-        outputs: (round, case, sample) or (round, case, sample, task); (case, sample) is one round,
-            (case,) one round of point estimates.
-        targets: (case,) or (case, task), with a leading round axis if they depend on the round;
-            None if unknown, as for new cases.
-        accelerations: Full cost divided by the cost of each round, decreasing. The fully sampled
-            round R = 1 is implied, not stored.
-        group: Group of each case, e.g. a patient; integers or strings.
-        site: Site of each case, e.g. a hospital; the cases of a group share one site.
+        outputs: Task outputs, (round, case, sample) or (round, case, sample, task); also
+            (case, sample) for one round, or (case,) for one round of point estimates.
+        targets: Targets, (case,) or (case, task), with a leading round axis if they depend on
+            the round; None if unknown, as for new cases.
+        accelerations: Cost of the full measurement divided by the cost of each round, decreasing.
+            Omit the full measurement, R = 1.
+        group: Group of each case, e.g. its patient; integers or strings.
+        site: Site of each case, e.g. its hospital; all cases of a group have the same site.
         label: Class of each case.
         case: Id of each case.
         task_names: One name per task.
-        task_range: Range of outputs and targets, None if unbounded: one for all tasks, or one per
-            task, in order or by name.
-        task_ranges: One range per task, the stored form of ``task_range``.
-        round_names: Names of the rounds, e.g. '20 views'; default: their accelerations.
-        provenance: Origin of the table.
-        missing_cases: Ids of the cases that a run did not finish; the arrays omit them.
-        images_path: File of the stored images of some cases.
-        sampled_lines: Lines that adaptive sampling chose, booleans (round, case, line).
+        task_range: Range (low, high) of outputs and targets, or None if unbounded: the same for all
+            tasks, or a list or dictionary of ranges by task.
+        task_ranges: Range of each task, computed from ``task_range``.
+        round_names: Names of the rounds, e.g. '20 views'; by default their accelerations are shown.
+        provenance: Record of how the table was computed.
+        missing_cases: Ids of cases that a run did not finish, and that the arrays therefore omit.
+        images_path: File with images of some of the cases.
+        sampled_lines: Mask of the lines that adaptive sampling measured, (round, case, line).
 
     Raises:
         InputError: If arrays do not fit together or values lie outside ``task_range``.
@@ -301,7 +301,7 @@ class TaskOutputs(Displayed):
 
     @property
     def task_range(self) -> TaskRange:
-        """Range of all tasks; raises InputError if they differ."""
+        """Range of all tasks; raises InputError if tasks have different ranges."""
         if len(set(self.task_ranges)) > 1:
             raise InputError("tasks differ in range; use task_ranges", code="range.invalid")
         return self.task_ranges[0]
@@ -314,19 +314,19 @@ class TaskOutputs(Displayed):
 
     @property
     def has_targets(self) -> bool:
-        """True if targets are known."""
+        """True if the table has targets."""
         return not bool(np.isnan(self.targets).any())
 
     @property
     def has_round_targets(self) -> bool:
-        """True if targets depend on the round, as image quality does."""
+        """True if targets depend on the round, as those of image quality do."""
         return self.targets.ndim == self.outputs.ndim - 1
 
     def round_index(self, acceleration: float | str) -> int:
         """Return the index of a round.
 
         Args:
-            acceleration: Its acceleration or name.
+            acceleration: Acceleration or name of the round.
 
         Raises:
             InputError: If the table has no such round.
@@ -342,7 +342,7 @@ class TaskOutputs(Displayed):
         return int(matches[0])
 
     def rounds_up_to(self, round: int) -> FloatArray:
-        """Return the outputs of all rounds up to the given one, (round, case, sample[, task])."""
+        """Return the outputs of all rounds up to a given one, (round, case, sample[, task])."""
         return np.asarray(self.outputs[: round + 1])
 
     def targets_at(self, round: int) -> FloatArray:
@@ -358,14 +358,14 @@ class TaskOutputs(Displayed):
         task: str | Sequence[str] | None = None,
         cases: ArrayLike | None = None,
     ) -> TaskOutputs:
-        """Return a smaller table.
+        """Return the table of the selected rounds, samples, groups, tasks and cases.
 
         Args:
             accelerations: Rounds, by acceleration or name.
-            samples: Number of samples to use (the first n).
-            group: One group, or several.
-            task: One task, dropping the task axis; or several, in the given order.
-            cases: Indices, or one boolean per case.
+            samples: Number of samples; the first ones are kept.
+            group: A group, or several groups.
+            task: A task name, to drop the task axis; or several, in the order of the new table.
+            cases: Indices of cases, or a mask (case,).
 
         Raises:
             InputError: If the table has no such round, group, task or case.
@@ -416,8 +416,8 @@ class TaskOutputs(Displayed):
         """Write the table and return its path.
 
         Args:
-            path: A ``.npz`` file; a ``.csv`` or ``.parquet`` file of rows, which stores no ranges
-                or provenance; or a folder for Parquet shards.
+            path: A ``.npz`` file; a ``.csv`` or ``.parquet`` file of rows, without ranges and
+                provenance; or a folder for Parquet shards.
         """
         target = Path(path)
         return WRITERS[target.suffix if target.suffix in WRITERS else FOLDER](self, target)
@@ -434,7 +434,7 @@ class TaskOutputs(Displayed):
         return dataset
 
     def to_arviz(self) -> arviz.InferenceData | xarray.DataTree:
-        """Return ArviZ's InferenceData: samples as posterior predictive, targets as observed.
+        """Return InferenceData of ArviZ: samples as posterior predictive, targets as observed.
 
         Raises:
             InputError: If ArviZ is not installed.
@@ -452,7 +452,7 @@ class TaskOutputs(Displayed):
         Args:
             samples: Samples (sample, case, parameter), as ``sample_batched`` of sbi returns them.
             theta: True parameters (case, parameter); None if unknown.
-            options: Further arguments of the table, e.g. ``task_names`` or ``case``.
+            options: Other fields of the table, e.g. ``task_names`` or ``case``.
 
         Raises:
             InputError: If shapes do not fit together.
@@ -468,14 +468,13 @@ class TaskOutputs(Displayed):
 
     @staticmethod
     def load(path: TableLike, *, task_range: TaskRanges = None) -> TaskOutputs:
-        """Read a table.
+        """Read a table from a file, a folder or a data frame.
 
         Args:
-            path: A folder of Parquet shards; a ``.npz`` file of arrays; a ``.csv`` or ``.parquet``
-                file of rows; rows as a data frame of pandas, polars or Arrow; a Dataset of xarray
-                or InferenceData of ArviZ; or the name of a bundled table, 'atlas-sampler' or
-                'atlas-varnet'.
-            task_range: Task range, if the file has none.
+            path: A folder of Parquet shards; a ``.npz`` file; a ``.csv`` or ``.parquet`` file or a
+                data frame of rows (pandas, polars, Arrow); a Dataset of xarray or InferenceData of
+                ArviZ; or the name of a bundled table, 'atlas-sampler' or 'atlas-varnet'.
+            task_range: Range of the tasks, if the file does not store it.
 
         Raises:
             InputError: If there is no such file, or it cannot be read as a table.
@@ -528,7 +527,6 @@ WRITERS: Registry[Callable[[TaskOutputs, Path], Path]] = Registry(
 
 
 def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
-    """Return a validated copy of a table with some fields replaced."""
     parts = {name: getattr(table, name) for name in table.__dataclass_fields__} | changes
     if np.isnan(parts["targets"]).all():
         parts["targets"] = None
@@ -536,7 +534,7 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
 
 
 def require_one_site(group: Any, site: Any) -> None:
-    """Raise InputError if cases of a group are at several sites."""
+    """Raise InputError if the cases of any group are at several sites."""
     names, first, of_case = np.unique(group, return_index=True, return_inverse=True)
     split = np.flatnonzero(site != site[first][of_case])
     if len(split):
@@ -570,7 +568,7 @@ DESCRIBED = tuple(signature(TaskOutputs).parameters)[2:]
 
 
 def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs:
-    """Return a table, given a table, its path, a data frame, or arrays with their description."""
+    """Return a table from a table, its path, a data frame, or arrays with other fields."""
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
         message = f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}"
@@ -590,7 +588,6 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
 
 
 def is_stored(given: Any) -> bool:
-    """Return True for the path of a table or a data frame."""
     # Frames of pandas and polars have columns, those of Arrow column_names.
     is_frame = hasattr(given, "columns") or hasattr(given, "column_names")
     return isinstance(given, str | os.PathLike | Mapping) or is_frame
@@ -616,11 +613,11 @@ def suggest_range(table: TaskOutputs) -> str | None:
 
 
 def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
-    """Return a table with one case per group: the weighted sum over the group's cases.
+    """Return a table with one case per group: the sum over its cases, times ``weight``.
 
     Args:
         table: A table with groups and without missing cases.
-        weight: Weight of every case, e.g. the thickness of a slice.
+        weight: Factor that is the same for all cases, e.g. the thickness of a slice.
 
     Raises:
         InputError: If the table has no groups, or cases are missing.

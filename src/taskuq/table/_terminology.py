@@ -1,4 +1,4 @@
-"""Display names of cases, groups, rounds and measurements."""
+"""Names for cases, groups, rounds and measurements in reports."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LONGEST = 60  # for menus and table heads
 
 @dataclass(frozen=True)
 class Terminology:
-    """Display names of cases, groups, rounds and images.
+    """Names by which reports call cases, groups, rounds and images.
 
     Args:
-        case: One image: 'slice', 'digit', 'scene'.
-        group: Set of related cases: 'patient', 'writer', 'film'.
-        estimate: Preview of the measurement: 'zero-filled', 'back-projection', 'blurred'.
-        round: One measurement configuration: 'round', 'exposure'.
-        measurement: Unit saved by stopping early: 'line of k-space', 'view', 'second'.
-        reference: The reference image: 'fully measured', 'sharp'.
+        case: Name of one image, e.g. 'slice', 'digit', 'scene'.
+        group: Name of a set of related cases, e.g. 'patient', 'writer', 'film'.
+        estimate: Name of the preview of a measurement, e.g. 'zero-filled', 'blurred'.
+        round: Name of one round of measurement, e.g. 'round', 'exposure'.
+        measurement: Unit that early stopping saves, e.g. 'line of k-space', 'view', 'second'.
+        reference: Adjective for the reference image, e.g. 'fully measured', 'sharp'.
 
     Example:
         >>> terminology = Terminology(case="digit", group="writer")
@@ -48,17 +48,17 @@ class Terminology:
                 raise InputError(message, code="value.invalid")
 
     def many(self, name: str) -> str:
-        """Return the plural of a term."""
+        """Return the plural of a term, given the name of its field."""
         first, of, rest = str(getattr(self, name)).partition(" of ")
         return _plural(first) + of + rest
 
     def title(self, name: str) -> str:
-        """Return a term with an initial capital."""
+        """Return a term with an initial capital, given the name of its field."""
         term = str(getattr(self, name))
         return term[:1].upper() + term[1:]
 
     def apply(self, sentence: str) -> str:
-        """Replace case and group in a sentence by these terms.
+        """Replace the words case and group in a sentence by the terms for them.
 
         Example:
             >>> MRI.apply("a random case of a new group, one of 270 groups (2160 cases)")
@@ -73,7 +73,6 @@ class Terminology:
 
 
 def count_noun(count: int, noun: str) -> str:
-    """Return a count with its noun ("3 cases")."""
     return f"{count} {noun if count == 1 else _plural(noun)}"
 
 

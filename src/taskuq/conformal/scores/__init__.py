@@ -1,4 +1,4 @@
-"""Registry of scores."""
+"""Scores by name, and their storage as JSON."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ MOST_SAMPLES = 1_000_000
 
 
 def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score:
-    """Return the score with a given name; return a score object unchanged.
+    """Return the score with the given name, or a given score object unchanged.
 
-    A registered class receives ``alpha`` and ``side`` if its constructor has these parameters, and
-    no other arguments.
+    The registered class is called with ``alpha`` and ``side`` if its constructor has these
+    parameters, and with no other arguments.
 
     Example:
         >>> resolve_score("cqr", alpha=0.1)
@@ -71,12 +71,12 @@ def _score_class(name: str) -> tuple[type[Score], frozenset[str]]:
 
 
 def score_name(score: Score) -> str:
-    """Return the registered name of a score, its own name, or that of its class."""
+    """Return the name under which a score is registered, else its ``name`` or class name."""
     return SCORES.find(type(score)) or str(getattr(score, "name", type(score).__name__))
 
 
 def score_to_dict(score: Any) -> dict[str, Any]:
-    """Return a registered score as name and fields, any other as the name of its class."""
+    """Return a registered score as its name and fields, any other score as its class name."""
     name, fields = SCORES.find(type(score)), None
     if is_dataclass(score):
         stored = getattr(score, "STORED", {})
@@ -89,7 +89,7 @@ def score_to_dict(score: Any) -> dict[str, Any]:
 
 
 def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> Score:
-    """Return the score stored by :func:`score_to_dict`; ``custom`` is your object, if any."""
+    """Return the score stored by :func:`score_to_dict`, or ``custom`` if it is not registered."""
     name = record.get("name")
     if name == "custom":
         if custom is None or type(custom).__name__ != record.get("class"):
@@ -108,7 +108,7 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
 def require_usable(
     path: str | os.PathLike[str], score: Score, quantile: float, samples: int, rounds: int = 1
 ) -> None:
-    """Raise InputError if a stored score fails on a trial input."""
+    """Raise InputError if a stored score gives no valid interval for a test input."""
     if not isinstance(score, NestedScore):
         return
     try:

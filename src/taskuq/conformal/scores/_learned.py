@@ -1,4 +1,4 @@
-"""Score learned from held-out units."""
+"""Score whose centre and width are predicted by regressions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ PENALTY, WEIGHTINGS = 3.0, 6
 
 
 class _SampleMoments(NamedTuple):
-    """Mean, spread and skewness of the samples."""
-
     mean: FloatArray
     spread: FloatArray
     skewness: FloatArray
@@ -39,8 +37,6 @@ class _SampleMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class _RobustRidge:
-    r"""Linear model :math:`y \approx b_0 + \sum_k b_k t_k` on standardised, clipped features."""
-
     intercept: float
     coefficients: tuple[float, ...]
     centers: tuple[float, ...]
@@ -59,7 +55,7 @@ class _RobustRidge:
 
 
 def _fit_robust_ridge(features: FloatArray, response: FloatArray) -> _RobustRidge:
-    """Fit a ridge regression with unpenalised intercept; down-weight outlying responses."""
+    """Fit a ridge regression with unpenalised intercept and low weights for outliers."""
     centers = features.mean(axis=0)
     widths = features.std(axis=0)
     varies = widths > 1e-12 * (1 + np.abs(centers))
@@ -82,7 +78,7 @@ def _fit_robust_ridge(features: FloatArray, response: FloatArray) -> _RobustRidg
 
 @dataclass(frozen=True)
 class _LocationScale:
-    r"""A fitted prediction :math:`m \pm s` of :math:`g(z)` from the samples."""
+    """Regressions that predict location :math:`m` and divisor :math:`s_x` of a score."""
 
     prior: SpreadPrior | None
     location: _RobustRidge
@@ -101,22 +97,22 @@ class _LocationScale:
 
 @dataclass(frozen=True)
 class LearnedScore(NestedIntervalScore):
-    r"""Residual of a learned location, relative to a learned scale.
+    r"""Distance of the target from a predicted location, divided by a predicted residual.
 
     .. math:: s = \frac{|g(z) - m|}{s_x}, \qquad
         \mathcal C = g^{-1}[\,m - \hat q s_x,\; m + \hat q s_x\,]
 
-    On the scale :math:`g` (a logit for soft outputs) the samples have mean :math:`\bar L`,
-    regularised spread :math:`\tilde s` and skewness. Two robust ridge regressions predict the bias
-    of :math:`\bar L` and the size of the residual; in a multi-round scan the changes since the
-    earlier rounds are also features. The fit uses tuning cases only, so the guarantee of the
-    calibration on other cases holds however poor the fit. Use it with 400 calibration cases or
-    more.
+    The link :math:`g` is a logit on the task range if this is finite, else the identity. Two robust
+    ridge regressions predict the location :math:`m` and the divisor :math:`s_x`, the size of the
+    residual :math:`g(z) - m`. Their features are mean, regularised spread and skewness of the
+    samples after applying :math:`g`, and in a multi-round scan the changes since the earlier
+    rounds. They are fitted to tuning cases only, so the guarantee of the calibration on other
+    cases holds however poor the fit. Use this score with 400 or more calibration cases.
 
     Args:
-        side: ``two``, ``upper`` or ``lower``.
-        model: Fitted prediction; absent until :meth:`fit`.
-        link: The scale :math:`g`.
+        side: 'two', 'upper' or 'lower'.
+        model: Fitted regressions; None before :meth:`fit`.
+        link: Link :math:`g`, set by :meth:`fit`.
 
     Example:
         >>> truth = rng.uniform(0.2, 0.8, 400)
@@ -146,7 +142,7 @@ class LearnedScore(NestedIntervalScore):
         range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> LearnedScore:
-        """Return the score fitted to tuning outputs (case, sample) or (round, case, sample)."""
+        """Return the score fitted to targets and outputs, ([round,] case, sample)."""
         rounds = outputs if outputs.ndim == 3 else outputs[None]
         cases = rounds.shape[1]
         if targets is None or cases < FEWEST_TO_LEARN:
@@ -169,7 +165,6 @@ class LearnedScore(NestedIntervalScore):
 
     @property
     def needs_tuning(self) -> bool:
-        """True until the score is fitted."""
         return self.model is None
 
     def family(self, outputs: FloatArray) -> LinearFamily:
@@ -194,7 +189,7 @@ _UNFITTED = _LocationScale(None, _NOTHING, _NOTHING, (), ())
 
 
 def _standard(targets: FloatArray) -> tuple[float, float]:
-    """Return the location and the scale of the targets."""
+    """Return the median of the targets and the median of their distances from it."""
     ordered = np.sort(targets)
     origin = float(ordered[len(ordered) // 2])
     distances = np.sort(np.abs(ordered - origin))

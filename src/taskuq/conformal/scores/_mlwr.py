@@ -1,4 +1,4 @@
-"""LWR with a regularised spread (default score)."""
+"""Regularised LWR, the default score."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLACK = 1e-9
 
 
 class _UnitQuantile(NamedTuple):
-    """Quantile in which every unit has equal weight."""
+    """Quantile over units, and bounds on it if any single unit is replaced."""
 
     value: float
     low: FloatArray
@@ -42,7 +42,7 @@ def unit_quantile(
     level: float = 0.5,
     order: NDArray[np.int64] | None = None,
 ) -> _UnitQuantile:
-    """Return a quantile over units, and its range if one unit is replaced."""
+    """Return a quantile with equal weight per unit, and its bounds if one unit is replaced."""
     order = np.argsort(values, kind="stable") if order is None else order
     ordered = np.append(np.asarray(values, dtype=float)[order], np.inf)
     unit = index[order]
@@ -70,7 +70,7 @@ def unit_quantile(
 
 
 def _value_at(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
-    """Return a quantile of the distribution function averaged over units."""
+    """Return a quantile of values with equal weight per unit; infinite outside level (0, 1]."""
     if not 0 < level <= 1:
         return -np.inf if level <= 0 else np.inf
     order = np.argsort(values, kind="stable")
@@ -83,7 +83,7 @@ MANY_DEGREES = 1000.0
 
 @dataclass(frozen=True)
 class SpreadPrior:
-    """Empirical-Bayes prior on the sample spread."""
+    """Empirical-Bayes prior on the standard deviation of samples."""
 
     coefficients: tuple[float, float, float]
     degrees: float
@@ -94,7 +94,7 @@ class SpreadPrior:
     least: float = 0.0
 
     def moderated(self, deviation: FloatArray, covariate: FloatArray, samples: int) -> FloatArray:
-        r"""Return :math:`\tilde\sigma` of cases from the standard deviation of their samples."""
+        """Return the standard deviation of each case, shrunk towards the prior."""
         c0, c1, c2 = self.coefficients
         x = np.clip(covariate, *self.covariate_range)
         d0, d = self.degrees, samples - 1
@@ -117,14 +117,14 @@ class SpreadPrior:
 
 
 def _log_bias(degrees: float) -> float:
-    """Return the mean log of a sample variance with the given degrees of freedom."""
+    """Return the mean log sample variance of standard normal samples."""
     from scipy.special import digamma
 
     return float(digamma(degrees / 2) - np.log(degrees / 2))
 
 
 def fit_spread_prior(deviation: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:
-    r"""Fit the prior on the spread by matching two moments of :math:`\log v`."""
+    """Fit the prior by matching two moments of the logarithm of the sample variance."""
     from scipy.special import polygamma
 
     sd = np.maximum(np.asarray(deviation, dtype=float), LEAST)
@@ -181,13 +181,13 @@ CLASS_FLOOR = 0.4
 
 
 def _tail(units: int) -> float:
-    """Return the level of the lower quantile; the shift is its midpoint with the upper one."""
+    """Return level t; the shift is the midpoint between the quantiles at t and 1 - t."""
     return min(0.5, max(0.15, 3 / math.sqrt(units)))
 
 
 @dataclass(frozen=True)
 class _Cases:
-    """Summarised cases, their targets, and the spreads to which the prior is fitted."""
+    """Sample statistics and targets of cases, to which the parameters of MLWR are fitted."""
 
     read: _SampleSpreads
     targets: FloatArray | None
@@ -210,14 +210,14 @@ class _Cases:
 
     @cached_property
     def least(self) -> float | None:
-        """Lower limit of the spread, if it is not fitted."""
+        """Lower limit of the spread; None if it is fitted."""
         if self.range_ is not None and np.isfinite(self.range_).all():
             return LEAST * float(self.range_[1] - self.range_[0])
         return 0.0 if self.targets is None else None
 
     @cached_property
     def learned(self) -> list[FloatArray]:
-        """Values whose medians over units are the level, the typical and the least spread."""
+        """Values whose medians over units are ``level``, ``typical`` and ``least`` of the prior."""
         typical = self.read.deviation * math.exp(-_log_bias(self.read.samples - 1) / 2)
         level = typical * np.exp(-self.trend * self.covariate / 2)
         extra = [] if self.least is not None else [LEAST * np.abs(self.residuals)]
@@ -228,20 +228,20 @@ class _Cases:
         return [np.argsort(values, kind="stable") for values in self.learned]
 
     def prior(self, level: Any, typical: Any, least: Any = None) -> SpreadPrior:
-        """Return the prior for three spreads, each a number or an array (case,)."""
+        """Return a prior with the given parameters, each a number or an array (case,)."""
         least = self.least if self.least is not None else least
         centered = (-_log_bias(DEGREES), self.trend, 0.0)
         return SpreadPrior(centered, DEGREES, COVARIATES, typical, level, least)
 
     def scale(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
-        """Return the scale u, by which residuals are divided, of the kept cases."""
+        """Return the divisor :math:`u` of the residual of each kept case."""
         if self.read.samples < 2 or prior is None:
             return np.ones(int(kept.sum()))
         spread = prior.moderated(self.read.deviation[kept], self.covariate[kept], self.read.samples)
         return np.asarray(spread + self.floor * prior.typical)
 
     def ratios(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
-        """Return residuals divided by scales; a residual of zero is zero at any scale."""
+        """Return the residuals of kept cases divided by :math:`u`; 0 where the residual is 0."""
         r = self.residuals[kept]
         with np.errstate(divide="ignore", over="ignore"):
             return np.divide(r, self.scale(prior, kept), out=np.zeros_like(r), where=r != 0)
@@ -252,8 +252,6 @@ FEWEST_TUNING_CASES = 8
 
 
 class _SampleSpreads(NamedTuple):
-    """Mean, standard deviation and count of samples per case."""
-
     mean: FloatArray
     deviation: FloatArray
     samples: int
@@ -264,26 +262,26 @@ class _SampleSpreads(NamedTuple):
 
 @dataclass(frozen=True)
 class MLWR(NestedIntervalScore):
-    r"""Regularised LWR (default): shrunken spread plus typical spread, around a shifted centre.
+    r"""Regularised LWR (default): distance from a shifted mean, divided by a shrunken spread.
 
     .. math:: s = \Big|\frac{z - \bar z}{u} - b\Big|, \qquad u = \tilde\sigma + c \cdot
         \operatorname{median}\sigma, \qquad \mathcal C = [\bar z + b u \pm \hat q u]
 
-    :math:`\tilde\sigma` is the sample spread shrunk towards a trend in :math:`\bar z` (see
-    :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`), and :math:`b` corrects the bias of the
-    samples: it is the midpoint between two quantiles of :math:`(z - \bar z)/u` over units, or their
-    median if there are few units. These parameters are fitted to the calibration units themselves
-    (:meth:`leave_one_out`), to other cases, or to all cases of an evaluation; the guarantee
-    holds in each case. With one sample the width is constant; without a prior,
-    :math:`u = \sigma_z`.
+    :math:`\bar z` and :math:`\sigma` are mean and standard deviation of the samples of a case, and
+    :math:`\tilde\sigma` is :math:`\sigma` shrunk towards a function of :math:`\bar z`. The shift
+    :math:`b` corrects the bias of the samples: it is the midpoint between two quantiles of
+    :math:`(z - \bar z)/u` over units, or the median if there are few units. These parameters are
+    fitted to the calibration units themselves (:meth:`leave_one_out`), to other cases, or to all
+    cases of an evaluation; the guarantee holds for each of these fits. With one sample,
+    :math:`u = 1`; without a prior, :math:`u = \sigma`.
 
     Args:
-        side: ``two``, ``upper`` or ``lower``.
-        floor: Fraction :math:`c` of the typical (median) spread to add.
-        prior: Fitted prior; absent until :meth:`fit`.
-        link: Scale of the task; the trend exists only for a logit.
+        side: 'two', 'upper' or 'lower'.
+        floor: Fraction :math:`c` of the median spread that is added.
+        prior: Fitted prior of the spread; None before :meth:`fit`.
+        link: Link of the task range; only for a logit, the prior depends on :math:`\bar z`.
         shift: Distance :math:`b` of the centre from the sample mean, in units of :math:`u`.
-        is_shifted: Fit the shift; default: only for two-sided intervals.
+        is_shifted: True to fit the shift; default: True for two-sided intervals only.
 
     Example:
         >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
@@ -305,7 +303,6 @@ class MLWR(NestedIntervalScore):
 
     @property
     def needs_tuning(self) -> bool:
-        """True until the prior or the shift is fitted."""
         return self.prior is None and self.shift == 0
 
     def fit(
@@ -316,7 +313,7 @@ class MLWR(NestedIntervalScore):
         range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> SelfTunedScore:
-        """Return the score fitted to other cases; without targets it has no shift."""
+        """Return the score fitted to other cases; without targets, the shift is 0."""
         read = self.summarise(outputs)
         if len(read.mean) < FEWEST_TUNING_CASES:
             return self
@@ -325,13 +322,12 @@ class MLWR(NestedIntervalScore):
         return fit.fit(np.ones(len(index), dtype=bool), index).score
 
     def summarise(self, outputs: FloatArray) -> _SampleSpreads:
-        """Return the statistics of outputs (case, sample) that the score uses."""
         return _SampleSpreads(*mean_and_deviation(outputs, ddof=1), outputs.shape[1])
 
     def leave_one_out(
         self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange
     ) -> _SelfTunedMLWR:
-        """Return a fit of the score to the calibration units themselves, without tuning units."""
+        """Return a fit to the calibration units themselves, so that none is held out."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = natural_link(range_)
         cases = _Cases(read, targets, link, self.floor, range_)
@@ -341,7 +337,6 @@ class MLWR(NestedIntervalScore):
         return self.summary_family(self.summarise(outputs))
 
     def summary_family(self, read: _SampleSpreads) -> LinearFamily:
-        """Return the nested intervals of cases from their statistics."""
         if read.samples < 2:
             u = np.ones_like(read.mean)
         elif self.prior is None:
@@ -362,21 +357,22 @@ class MLWR(NestedIntervalScore):
 
 @dataclass(frozen=True)
 class _SelfTunedMLWR:
-    """MLWR fitted to the calibration units."""
-
     score: MLWR
     cases: _Cases
     # The class of each case, if the shift has to suit every class.
     classes: NDArray[np.int64] | None = None
 
     def for_classes(self, classes: np.ndarray) -> _SelfTunedMLWR:
-        """Return the fit with one shift for all classes, the value nearest to 0 between theirs."""
+        """Return the fit with one shift for all classes: the value nearest to 0 in their range."""
         codes, floor = np.unique(classes, return_inverse=True)[1], CLASS_FLOOR * self.score.floor
         cases = replace(self.cases, floor=floor)
         return _SelfTunedMLWR(replace(self.score, floor=floor), cases, codes)
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        """Return the fitted score, and one score for each corner of the range of its parameters."""
+        """Return the fitted score and the extremes of its parameters if one unit is replaced.
+
+        The extremes are one score for each corner of the box of parameters.
+        """
         cases, units = self.cases, int(index.max()) + 1
         priors: list[Any] = [None] * 5
         if cases.read.samples > 1 and units >= FEWEST_UNITS:
@@ -409,7 +405,7 @@ class _SelfTunedMLWR:
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return the extreme scores if quantile levels are off by at most a margin."""
+        """Return one score per corner of the box of parameters if levels are off by ``margin``."""
         cases, units = self.cases, int(index.max()) + 1
         priors: list[Any] = [None, None]
         if cases.read.samples > 1 and units >= FEWEST_UNITS:
@@ -471,9 +467,9 @@ def _middle(low: Any, high: Any) -> Any:
 def _shift_range(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], units: int
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift and its range, from scaled residuals at the prior and at both of its ends.
+    """Return the shift and, for each of ``units`` units, its bounds if this unit is replaced.
 
-    The range has one entry for each of ``units`` units, some of which may have no values.
+    ``ratios`` are scaled residuals under the fitted prior and under its two extremes.
     """
     has, inner = np.unique(index, return_inverse=True)
     levels, found = (_tail(units), 1 - _tail(units)), []
@@ -498,7 +494,7 @@ def _among(
     level: float,
     order: NDArray[np.int64],
 ) -> _UnitQuantile:
-    """Return a quantile over units with values, and its range if one unit is replaced."""
+    """Return a quantile over the units that have values, and its bounds if a unit is replaced."""
     found = unit_quantile(values, inner, level, order)
     if len(has) == units:
         return found
@@ -516,7 +512,10 @@ def _among(
 def _shared_shift(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], classes: NDArray[np.int64]
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift nearest to 0 between those of the classes, and its range per unit."""
+    """Return the value nearest to 0 in the range of the shifts of all classes.
+
+    Also return its bounds if each single unit is replaced.
+    """
     units, shifts, lows, highs, others = int(index.max()) + 1, [], [], [], []
     for inside in (classes == code for code in np.unique(classes)):
         shift, low, high = _shift_range([r[inside] for r in ratios], index[inside], units)
@@ -535,7 +534,7 @@ def _shared_shift(
 def _agreement_range(
     low: FloatArray, high: FloatArray, sure: BoolArray, possible: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the range of the shared shift, given the range of each class, (class, unit)."""
+    """Return bounds of the shared shift from the bounds for each class, (class, unit)."""
     ends = []
     for end in (low, high):
         least = np.where(sure, end, np.inf).min(axis=0)
@@ -552,7 +551,7 @@ def _agreement_range(
 
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:
-    """Return half the log of the largest variance of an output in the range, given its mean."""
+    """Return half the log of t (1 - t), where t is the position of the mean in the range."""
     if link.is_identity:
         return np.zeros_like(mean)
     t = np.clip((mean - link.low) / (link.high - link.low), 0, 1)

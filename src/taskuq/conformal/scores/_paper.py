@@ -1,4 +1,4 @@
-"""The paper's scores AR, LWR and CQR."""
+"""Scores AR, LWR and CQR of the paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskuq.interval import FloatArray
 
 @dataclass(frozen=True)
 class AR(NestedIntervalScore):
-    r"""Absolute residual: the same width for every case.
+    r"""Absolute residual; all intervals have the same width.
 
     .. math:: s = |z - \bar z|, \qquad \mathcal C = [\bar z - \hat q,\; \bar z + \hat q]
 
@@ -29,7 +29,7 @@ class AR(NestedIntervalScore):
         Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018.
 
     Args:
-        side: ``two``, ``upper`` or ``lower``.
+        side: 'two', 'upper' or 'lower'.
 
     Example:
         >>> AR().score(np.array([[0.2], [0.7]]), np.array([0.3, 0.4])).round(12)
@@ -45,22 +45,21 @@ class AR(NestedIntervalScore):
 
 @dataclass(frozen=True)
 class CQR(NestedIntervalScore):
-    r"""Conformalised quantile regression: sample quantiles, both shifted outwards by the quantile.
+    r"""Conformalised quantile regression: both sample quantiles are moved by the same distance.
 
     .. math:: s = \max\{\hat z(\tfrac\alpha2) - z,\; z - \hat z(1 - \tfrac\alpha2)\}, \qquad
         \mathcal C = [\hat z(\tfrac\alpha2) - \hat q,\; \hat z(1 - \tfrac\alpha2) + \hat q]
 
-    :math:`\hat z(\omega)` is the linearly interpolated empirical quantile of the :math:`p`
-    samples, as the paper's authors compute it. A one-sided bound uses level :math:`\alpha`
-    instead of :math:`\alpha / 2`. With :math:`\hat q < 0` the ends may cross: such an interval is
-    empty.
+    :math:`\hat z(\omega)` is the linearly interpolated empirical quantile of the samples, as
+    the paper's authors compute it. A one-sided bound uses level :math:`\alpha` instead of
+    :math:`\alpha / 2`. If :math:`\hat q < 0`, the ends may cross; such an interval is empty.
 
     References:
         Romano, Patterson and Candès, Conformalized Quantile Regression, NeurIPS 2019.
 
     Args:
         alpha: Error rate that sets the levels of the sample quantiles.
-        side: ``two``, ``upper`` or ``lower``.
+        side: 'two', 'upper' or 'lower'.
 
     Example:
         >>> samples = np.linspace(0, 1, 41)[None]
@@ -79,19 +78,20 @@ class CQR(NestedIntervalScore):
 
 @dataclass(frozen=True)
 class LWR(NestedIntervalScore):
-    r"""Locally weighted residual: the width follows the spread of the samples.
+    r"""Locally weighted residual; widths are proportional to the spread of the samples.
 
     .. math:: s = \frac{|z - \bar z|}{\sigma_z}, \qquad
         \mathcal C = [\bar z - \hat q \sigma_z,\; \bar z + \hat q \sigma_z]
 
-    :math:`\sigma_z` is the population standard deviation of the :math:`p` samples. If all samples
-    are equal, the interval is the point :math:`\bar z`, and any other target has an infinite score.
+    :math:`\sigma_z` is the standard deviation of the :math:`p` samples, with divisor :math:`p`. If
+    all samples are equal, the interval is the point :math:`\bar z`, and any other target has an
+    infinite score.
 
     References:
         Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018.
 
     Args:
-        side: ``two``, ``upper`` or ``lower``.
+        side: 'two', 'upper' or 'lower'.
 
     Example:
         >>> LWR().score(np.array([[0.2, 0.4], [0.5, 0.5]]), np.array([0.5, 0.6])).round(12)

@@ -372,7 +372,7 @@
         ends,
         sentence: `${stored.round_names[k]}: ` + (ends
           ? `${pair(report)}. Certain enough: the scan stops.`
-          : "not certain enough, no report yet."),
+          : "not certain enough, no interval is reported yet."),
       };
     },
   });
@@ -490,20 +490,20 @@
     const isByClass = answer.within === "class";
     const who = coveredUnit(answer.unit);
     if (short) {
-      const there = isByClass ? `the smallest class is worth ${number(answer.least)}`
+      const there = isByClass ? `the smallest class counts as ${number(answer.least)}`
         : `there are ${answer.units}`;
       part("guarantee").textContent = `α = ${state.alpha} needs at least ${answer.needed} calibration `
         + `${unit}, ${there}: intervals are the whole range, and no scan stops early.`;
     } else if (policy.guaranteed) {
-      const what = stored.tasks.length > 1 ? "reports of all tasks of" : "report of";
+      const what = stored.tasks.length > 1 ? "intervals of all tasks" : "interval";
       const holds = stored.tasks.length > 1 ? "contain their targets" : "contains its target";
       part("guarantee").textContent = `Guaranteed${isByClass ? " within each class" : ""}: `
-        + `the ${what} ${who} ${holds} with probability at least ${share}, if it is `
+        + `the ${what} reported for ${who} ${holds} with probability at least ${share}, if new ${unit} are `
         + `exchangeable with the ${answer.units} calibration ${unit} and the settings were fixed `
-        + "before looking.";
+        + "in advance.";
     } else {
       part("guarantee").textContent = "Measured, not guaranteed: each round alone has its error rate, "
-        + "but a report selected by its width may miss the truth more often.";
+        + "but an interval reported because it is narrow may miss the truth more often.";
     }
     part("tau-note").textContent = `stop at ${shownTau()} or less`;
     const isRanked = usesScore() && answer.rank !== null;

@@ -1,4 +1,4 @@
-"""Figures as data, their registry and their matplotlib renderer."""
+"""Figures as data, functions that make them from records, and drawing with matplotlib."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ FIGURES: Registry[FigureKind] = Registry(
 
 
 def figures_from_record(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:
-    """Return every figure that a record with a ``schema`` supports, with its kind."""
+    """Return the figures made from a record, each with its kind."""
     kinds = [kind for kind in map(FIGURES.__getitem__, FIGURES) if kind.schema == record["schema"]]
     return [(kind, figure) for kind in kinds for figure in kind.describe(record)]
 
@@ -174,7 +174,7 @@ def series_from_rows(
     error: Callable[[Row], float | None] | None = None,
     style: Style = "line",
 ) -> tuple[Series, ...]:
-    """Group rows, one point each, into one series per name."""
+    """Return one series for each name, with one point for each row of that name."""
     named: dict[str, list[Row]] = {}
     for row in rows:
         named.setdefault(by(row), []).append(row)
@@ -251,7 +251,7 @@ def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
 def save_figures(
     record: Mapping[str, Any], folder: Path, endings: Sequence[str] = (".svg", ".png")
 ) -> Path:
-    """Save every figure that a record supports to a folder, and return the folder."""
+    """Save the figures made from a record to a folder, and return the folder."""
     for _, figure in figures_from_record(record):
         draw_all(figure, [folder / f"{figure.name}{ending}" for ending in endings])
     return folder
@@ -281,7 +281,7 @@ def figure_svg(figure: Figure, identity: str = "fig") -> Markup:
 
 
 def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
-    """Return the colour and name of each series, if there are several."""
+    """Return swatch and name of each series; empty for a single series, strips or pictures."""
     if len(figure.series) < 2 or figure.is_strip or figure.picture:
         return []
     swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
@@ -296,7 +296,7 @@ def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
 
 
 def method_colour(name: str) -> int | None:
-    """Return the colour of a score, policy or reconstruction; None for any other name."""
+    """Return the colour number of a score, policy or reconstruction, or None."""
     words = name.split()
     keys = name, *words[:1], *(words[1:2] if words[:1] == ["paper"] else ())
     return next((METHOD_COLOURS[key] for key in keys if key in METHOD_COLOURS), None)
@@ -316,7 +316,7 @@ class _Look(NamedTuple):
 
 
 def _looks(figure: Figure) -> list[_Look]:
-    """Return colour and marker of each series: those of its method, or the first free ones."""
+    """Return colour and marker of each series: those of its method, or unused ones."""
     known = [method_colour(series.name) for series in figure.series]
     free = itertools.cycle([k for k in range(7) if k not in known] or range(7))
     looks: list[_Look] = []
@@ -328,7 +328,7 @@ def _looks(figure: Figure) -> list[_Look]:
 
 
 def _short_tag(tag: str, identity: str) -> str:
-    """Shorten an SVG tag: one decimal, CSS variables for colours, classes for fonts."""
+    """Shorten an SVG tag: round numbers to one decimal, use CSS for colours and fonts."""
     tag = re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), tag)
     tag = re.sub(r"#[0-9a-f]{6}\b", lambda c: _VARIABLES.get(c[0], c[0]), tag)
     tag = re.sub(r'(id="|href="#)m', rf"\1{identity}-m", tag).replace("xlink:href", "href")
@@ -344,7 +344,7 @@ def _short_tag(tag: str, identity: str) -> str:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Return matplotlib settings for reproducible files with text instead of paths."""
+    """Set up matplotlib to write reproducible files that contain text instead of paths."""
     import matplotlib as mpl
 
     settings: Any = {
@@ -401,7 +401,7 @@ def draw_on(axes: Any, figure: Figure) -> Any:
 
 
 def _draw(axes: Any, figure: Figure) -> None:
-    """Draw series and reference lines on a scale that shows them all."""
+    """Draw the series and reference lines of a figure on matplotlib axes."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set(color=_SOFT, alpha=0.55)
     axes.tick_params(length=0)
@@ -462,7 +462,7 @@ def _draw_strips(axes: Any, figure: Figure) -> None:
 
 
 def _shades(series: Series) -> list[tuple[float, list[float]]]:
-    """Return the positions of a row of marks, grouped by darkness in tenths."""
+    """Return (darkness, positions) pairs of a row of marks; darkness is in steps of 0.1."""
     found: dict[float, list[float]] = {}
     for x, y in zip(series.x, series.y, strict=True):
         if _is_number(x) and _is_number(y) and y:

@@ -1,4 +1,4 @@
-"""Figures of evaluations: widths, law of coverage and conditional coverage."""
+"""Figures of interval widths, the distribution of coverage and conditional coverage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALONG = {"acceleration": "acceleration R", "samples": "posterior samples p"}
 WITHIN = {
     "class": ("Coverage within each class", "class"),
     "site": ("Coverage within each site", "site"),
-    "site_left_out": ("Coverage of each site after calibration on all others", "site left out"),
+    "site_left_out": ("Coverage of a site after calibration on all others", "site left out"),
     "size": ("Coverage by width of the interval", "interval width"),
 }
 
@@ -46,7 +46,7 @@ def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]
 
 
 def _shrinking(series: Sequence[Series], letter: str) -> str:
-    """Name the method that widens most with few samples, or the narrowest at the last R."""
+    """Return a title that names the narrowest method, or the one that samples affect most."""
     ends = {}
     for one in series:
         known = sorted((float(x), y) for x, y in zip(one.x, one.y, strict=True) if y)
@@ -63,7 +63,7 @@ def _shrinking(series: Sequence[Series], letter: str) -> str:
 
 
 def coverage_histogram(row: Row) -> Figure:
-    """Plot the coverage of random splits with its exact law."""
+    """Plot the histogram of coverage over random splits and its exact distribution."""
     histogram, score = row["histogram"], row["score"]
     coverage = tuple(covered / row["n_test"] for covered in histogram["covered"])
     caption = (
@@ -106,7 +106,7 @@ def stratum_field(strata: str) -> str:
 
 
 def lowest_coverage(series: Sequence[Series], where: str = "") -> str:
-    """Return the lowest coverage of any series, with its method and position."""
+    """Return a title with the lowest coverage of any series, its method and its position."""
     every = [
         (y, f"{method_label(one.name)}, {where} {x}".replace(",  ", ", "))
         for one in series
@@ -117,7 +117,7 @@ def lowest_coverage(series: Sequence[Series], where: str = "") -> str:
 
 
 def rank_histogram(row: Row) -> Figure:
-    """Plot the ranks of the truth among the samples, relative to those of calibrated samples."""
+    """Plot the rank histogram of the truth among samples, relative to calibrated samples."""
     bins, called = row["histogram"], row["round"] or "one round"
     ranks = tuple((b["first"] + b["last"]) / 2 for b in bins)
 
@@ -151,7 +151,7 @@ def _each_task(
     *,
     first_alone: bool = False,
 ) -> list[Figure]:
-    """Return the figures of each task, with its name if there are several."""
+    """Return the figures of each task, with the name of the task if there are several."""
     tasks: dict[str | None, list[Row]] = {}
     for row in record["results"]:
         tasks.setdefault(row.get("task"), []).append(row)

@@ -141,7 +141,7 @@ def _example_picture(
 
 
 def _magnified(box: tuple[slice, slice], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return a square around a box, with some surroundings and at least 9 pixels wide."""
+    """Return rows and columns of a square around a box, at least 9 pixels wide."""
     wide = max(9, *(3 * (side.stop - side.start) // 2 for side in box))
     wide = min(wide, *shape)
     starts = [(side.start + side.stop - wide) // 2 for side in box]
@@ -220,7 +220,7 @@ def against_acceleration(
     values: Sequence[tuple[Row, float | None]], *,
     name: str, caption: str, y_label: str, errors: str | None = None,
 ) -> Figure:  # fmt: skip
-    """Plot values of a quality record against acceleration, one line per method."""
+    """Plot (result, value) pairs of a quality record against acceleration, by method."""
     series = series_from_rows(
         values,
         lambda pair: str(pair[0]["method"]),
@@ -233,7 +233,7 @@ def against_acceleration(
 
 
 def _best(series: Sequence[Series], y_label: str) -> str:
-    """Return the method with the highest value at most accelerations."""
+    """Return a title that names the method that is best at the most accelerations."""
     at: dict[Any, list[tuple[float, str]]] = {}
     for one in series:
         for x, y in zip(one.x, one.y, strict=True):
@@ -302,7 +302,7 @@ def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
 
 
 def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None) -> dict[str, Any]:
-    """Return a record of calibration sizes for several tolerances of coverage."""
+    """Return a record of calibration sizes for several tolerated deviations of coverage."""
     sizes = [
         (e, *(calibration_size(alpha, e, delta, two_sided=both) for both in (True, False)))
         for e in _TOLERANCES
@@ -317,7 +317,7 @@ def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None
 
 
 def planner_figure(record: Mapping[str, Any]) -> Figure:
-    """Plot calibration sizes against the tolerance of coverage."""
+    """Plot the number of calibration cases against the tolerated deviation of coverage."""
     alpha, delta = record["alpha"], record["delta"]
     tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
     caption = (

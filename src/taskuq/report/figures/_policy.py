@@ -22,10 +22,10 @@ _POINTS, _ROWS = 400, 24
 
 
 def accepted(stops: Mapping[str, Stops], called: Mapping[float, str] | None = None) -> Figure:
-    """Plot the fraction of cases that each stopping rule accepts in each round."""
-    caption = "Fraction of cases accepted after each round; in the last, everything is measured."
+    """Plot the fraction of cases that stop in each round, by stopping rule."""
+    caption = "Fraction of cases that stop in each round; in the last, everything is measured."
     if not called:
-        caption = "Fraction of cases accepted after each acceleration; R = 1 is a full scan."
+        caption = "Fraction of cases that stop at each acceleration; R = 1 is a full scan."
     series = series_from_rows(
         [(rule, stop) for rule, of in stops.items() for stop in of],
         lambda pair: pair[0],
@@ -58,7 +58,7 @@ def _called(record: Mapping[str, Any]) -> dict[float, str] | None:
 def coverage_at_stop(
     stops: Mapping[str, Stops], alpha: float, called: Mapping[float, str] | None = None
 ) -> Figure:
-    """Plot coverage among the cases that each stopping rule accepts in each round."""
+    """Plot coverage among the cases that stop in each round, by stopping rule."""
     series = series_from_rows(
         [(rule, stop) for rule, of in stops.items() for stop in of[:-1]],
         lambda pair: pair[0],
@@ -80,15 +80,15 @@ def coverage_at_stop(
 def acceleration_against_width(
     points: Sequence[tuple[str, float, float]], style: Style = "points"
 ) -> Figure:
-    """Plot mean acceleration against the mean width of early reports, by rule."""
+    """Plot mean acceleration against mean interval width of early stops, by rule."""
     caption = (
-        "Average acceleration against the mean width of early reports: up and to the left is "
-        "better. The paper's rules have no guarantee."
+        "Average acceleration against the mean interval width of scans that stop early: up and to "
+        "the left is better. The paper's rules have no guarantee."
     )
     series = series_from_rows(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style)
     best = max(points, key=lambda p: p[2])
     title = f"{method_label(best[0])} reaches the highest average acceleration, {best[2]:.3g}"
-    return Figure("acceleration-against-width", caption, "mean width of early reports",
+    return Figure("acceleration-against-width", caption, "mean width of early stops",
                   "average acceleration", series, title=title)  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def evidence(record: Mapping[str, Any]) -> Figure:
 
 
 def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
-    """Return the lines measured for each case of a table, as a record."""
+    """Return a record of the lines measured in each round and, for some cases, by case."""
     assert table.sampled_lines is not None, "a rule chose them"
     some = np.unique(np.linspace(0, table.cases - 1, min(table.cases, _ROWS)).astype(int))
     names = np.arange(table.cases) if table.case is None else table.case
@@ -147,7 +147,7 @@ def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
 
 
 def lines_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Plot maps of lines against rounds and against cases."""
+    """Plot the share of cases with each line by round, and the round of each line by case."""
     case, cases, line, lines = map(str, record["words"])
     shares = np.asarray(record["shares"], dtype=float)
     rounds, places = [str(name) for name in record["rounds"]], tuple(range(shares.shape[1]))
