@@ -17,20 +17,9 @@ from .conformal import (
 from .errors import InputError
 from .interval import Interval
 from .pipeline import Pipeline
-from .policy import (
-    Policy,
-    Simulation,
-    load_policy,
-    plan,
-    simulate,
-)
+from .policy import Policy, Simulation, load_policy, plan, simulate
 from .report import make_report
-from .scan import (
-    Monitor,
-    Scan,
-    acquire,
-    load_scan,
-)
+from .scan import Monitor, Scan, acquire, load_scan
 from .table import TaskOutputs, Terminology
 
 __version__: str

@@ -126,10 +126,7 @@ def test_bets_for_a_larger_delta_are_found():
 
 
 @pytest.mark.parametrize("alike", [0.1, 0.9])
-@pytest.mark.parametrize(
-    ("groups", "alpha"),
-    [(22, 0.1), (22, 0.2), (70, 0.05), (200, 0.1)],
-)
+@pytest.mark.parametrize(("groups", "alpha"), [(22, 0.1), (22, 0.2), (70, 0.05), (200, 0.1)])
 def test_quantile_is_at_most_that_of_hoeffding_and_bentkus(groups, alpha, alike):
     rng = np.random.default_rng(groups)
     allowed = hoeffding_bentkus(groups, alpha, 0.1)

@@ -12,13 +12,7 @@ import pytest
 
 import taskuq as tq
 from laws.book import EACH_ROUND, EACH_ROUND_OF_CLASS, LAWS, groups, scans
-from laws.enumeration import (
-    Calibrated,
-    Law,
-    a_case_of_a_patient,
-    a_random_case,
-    given_its_stratum,
-)
+from laws.enumeration import Calibrated, Law, a_case_of_a_patient, a_random_case, given_its_stratum
 from laws.populations import Population, Unit
 from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
@@ -49,6 +43,18 @@ def new_group_forgotten(monkeypatch):
     """Allow the calibration groups alpha of their own number, without the one of the new group."""
     allowed = lambda count, alpha, delta: units.exact_alpha(alpha) * count  # noqa: E731 short
     monkeypatch.setattr(units, "_allowed_total_loss", allowed)
+    unlike = lambda scores, least, index, alpha: units._hierarchical_quantile(  # noqa: E731 short
+        scores, index, alpha
+    )
+    monkeypatch.setattr(stopping, "majority_quantile", unlike)
+
+
+def outliers_overlooked(monkeypatch):
+    """Assume that a new group loses at most half of its cases, whatever the others lose."""
+    none = lambda values, *rest: mlwr.unit_quantile(values, *rest)._replace(  # noqa: E731 short
+        low=np.full(rest[0].max() + 1, np.inf)
+    )
+    monkeypatch.setattr(stopping, "unit_quantile", none)
 
 
 def new_weight_forgotten(monkeypatch):
@@ -214,6 +220,7 @@ PLANTED = [
     (aside_by_share_of_cases, "all tasks of a random case of a new group, minimax, in every order"),
     (new_group_forgotten, "the report at the stop, two phases, by group"),
     (new_group_forgotten, "a random case of a new group, learned"),
+    (outliers_overlooked, "the report at the stop, adaptive lwr, by group"),
     (first_round_only, "the report at the stop, fixed-width mlwr, by case"),
 ]
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.cli.app import main
+from taskuq.errors import GuaranteeWarning
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 SMALL = synthetic_outputs(SyntheticTable(volumes=12, samples=4), seed=0)
@@ -49,3 +51,9 @@ def test_policy_that_cannot_be_simulated_is_left_out(tmp_path, capsys):
     assert "left out" not in capsys.readouterr().err
     main([*asked, "--splits", "5", "--score", "lwr,learned"])
     assert "paper:learned is skipped" in capsys.readouterr().err
+    how: dict = {"alpha": 0.2, "max_width": 0.5, "splits": 5}
+    with pytest.warns(GuaranteeWarning, match="paper:learned is skipped"):
+        (found,) = tq.simulate(table, ["paper:lwr", "paper:learned"], **how)
+    assert found.score == "lwr"
+    with refused("units.few"):
+        tq.simulate(table, ["paper:learned"], **how)

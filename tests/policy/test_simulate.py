@@ -328,7 +328,7 @@ def test_standard_errors_are_deviations_between_tables(monkeypatch, setting):
 
 def test_standard_errors_of_learning_rules():
     spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2))
-    of_R, of_coverage = measured_ratios(spec, by_group(20), "group", trials=12, tables=24)
+    of_R, of_coverage = measured_ratios(spec, by_group(20), "group", trials=12, tables=48)
     assert 0.8 <= of_R <= 1.25
     # Such rules cover more than they guarantee, by how much varies, and most of that is not linear.
     assert 0.8 <= of_coverage <= 1.5

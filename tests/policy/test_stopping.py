@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 import taskuq as tq
 from raising import refused
 from taskuq.conformal._guarantee import Guarantee
-from taskuq.conformal._units import (
-    CaseUnit,
-    RandomCaseUnit,
-)
+from taskuq.conformal._units import CaseUnit, RandomCaseUnit
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
 from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.policy import _stopping as stopping
@@ -36,6 +33,7 @@ from taskuq.policy._stopping import (
     _early_stops,
     _group_losses,
     last_certified,
+    majority_quantile,
     mean_cost,
     search_threshold,
     stopping_score,
@@ -87,6 +85,39 @@ def spc_score(rounds, *, forget=False):
             found = max(found, min(largest, score))
         running = max(running, largest)
     return found
+
+
+def total_loss(scores, index, alpha, rng):
+    """Losses of all groups, each in turn the new one, if calibration scores are known to +-1."""
+    lost = Fraction(0)
+    for new in range(index.max() + 1):
+        kept, sizes = index != new, np.bincount(index)
+        units, bounds = np.unique(index[kept], return_inverse=True)[1], scores[kept]
+        above, below = rng.integers(0, 2, (2, len(bounds)))
+        found = majority_quantile(bounds + above, bounds - below, units, alpha)
+        lost += Fraction(int((scores[~kept] > found).sum()), int(sizes[new]))
+    return lost / (index.max() + 1)
+
+
+def random_groups(rng):
+    """Scores of groups, some of which are outliers."""
+    index = np.repeat(np.arange(rng.integers(4, 9)), rng.integers(1, 6))
+    hard = rng.random(index.max() + 1) < rng.choice([0, 0.2, 0.5])
+    return rng.integers(0, 6, len(index)) + 4.0 * hard[index], index, rng.choice([0.3, 0.4, 0.5])
+
+
+def broken_guarantees():
+    rng = np.random.default_rng(0)
+    trials = ((*random_groups(rng), rng) for _ in range(1000))
+    return sum(total_loss(*trial) > Fraction(str(trial[2])) for trial in trials)
+
+
+def test_groups_are_lost_no_more_often_than_guaranteed(monkeypatch):
+    assert broken_guarantees() == 0
+    # Without a look at the outliers they would be.
+    quantile = stopping.unit_quantile
+    monkeypatch.setattr(stopping, "unit_quantile", lambda least, *rest: quantile(least + 9, *rest))
+    assert broken_guarantees() > 0
 
 
 @pytest.mark.parametrize("lower_limit", [OPEN, LEVEL], ids=["open", "with lower limits"])

@@ -176,8 +176,9 @@ def test_random_settings_give_what_python_gives(stored, open_page):
 
 FAULTS = [
     ("BigInt(n + 1), level.bottom", "BigInt(n), level.bottom"),
-    ("if (above * level.bottom <= limit)", "if (above * level.bottom < limit - level.bottom)"),
-    ("const limit = level.top * (above + common)", "const limit = level.top * above"),
+    ("* bottom <= limit)", "* bottom < limit - level.bottom)"),
+    ("level.top * (sum(all) + common)", "level.top * sum(all)"),
+    ("if (!outliers.length) return eager", "return eager"),
     ("return Math.max(...classes.map(", "return Math.min(...classes.map("),
     ("threshold < seen.largest", "threshold <= seen.largest"),
     ("const ROUNDING = 4 *", "const ROUNDING = 4e8 *"),

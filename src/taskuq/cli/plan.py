@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from taskuq.cli import app
-from taskuq.errors import InputError
+from taskuq.errors import GuaranteeWarning, InputError
 
 if TYPE_CHECKING:
     from taskuq.policy._goal import Goal, Goals
@@ -186,27 +187,18 @@ def simulate(
     choices = {"score": score, "statistic": statistic, "budget": budget}
     plans = _plans(app.parse_list(policy), choices, goal, stop)
     counts = app.parse_ints(samples, "samples") or (loaded.samples,)
-
-    def run(plans: list[PolicySpec], splits: int = splits) -> list[tuple[int, Simulation]]:
-        more: dict[str, Any] = {"splits": splits, "seed": seed, "tuning_repeats": tuning_repeats}
-        return [
-            (p, result)
-            for p in counts
-            for result in replay(loaded.select(samples=p), plans, **more, **goal.guarantee)
-        ]
-
-    try:
-        results = run(plans)
-    except InputError as error:
-        if error.code != "units.few" or len(plans) == 1:
-            raise
-        plans = [plan for plan in plans if _is_possible(plan, run)]
-        if not plans:
-            raise
-        results = run(plans)
+    warnings.filterwarnings("default", ".* is skipped", GuaranteeWarning)
+    results = [
+        (p, result)
+        for p in counts
+        for result in replay(
+            loaded.select(samples=p), plans, splits=splits, seed=seed,
+            tuning_repeats=tuning_repeats, **goal.guarantee,
+        )
+    ]  # fmt: skip
     app.print_table_notes(loaded)
     _print(results, stop.statement, loaded, to_stderr=json == "-")
-    if len(plans) > 1:
+    if len(results) > len(counts):
         app.print_message(CHOOSING)
     inputs = {
         "seed": seed, "cases": goal.cases, "delta": goal.delta, "given": goal.given,
@@ -219,18 +211,6 @@ def simulate(
         from taskuq.report.figures import save_figures
 
         app.print_result(str(save_figures(record, figures)))
-
-
-def _is_possible(plan: PolicySpec, run: Callable[..., Any]) -> bool:
-    """Return True if a policy can be simulated; print a note if the table has too few units."""
-    try:
-        run([plan], 1)
-    except InputError as error:
-        if error.code != "units.few":
-            raise
-        app.print_message(f"{plan.name} is skipped: {error}")
-        return False
-    return True
 
 
 def _plans(

@@ -27,20 +27,8 @@ from taskuq._arrays import (
 from taskuq._display import Summary, svg
 from taskuq._io import number_from_json, number_to_json
 from taskuq.conformal._bound import BaseBound, read_bound
-from taskuq.conformal._calibrate import (
-    aligned,
-    as_round,
-    is_self_tuned,
-    tuned_score,
-    tuning_units,
-)
-from taskuq.conformal._family import (
-    Side,
-    SidePerTask,
-    clipped,
-    interval_family,
-    stack_intervals,
-)
+from taskuq.conformal._calibrate import aligned, as_round, is_self_tuned, tuned_score, tuning_units
+from taskuq.conformal._family import Side, SidePerTask, clipped, interval_family, stack_intervals
 from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
 from taskuq.conformal._quantiles import exact_alpha
 from taskuq.conformal._units import UnitName, as_unit, case_contents, choose_units, make_unit

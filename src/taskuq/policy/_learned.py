@@ -164,6 +164,7 @@ class SelfTunedRules:
             score=np.stack([np.max([one.score for one in row], axis=0) for row in rounds]),
             rounds=tuple(tuple(one.examined for one in row) for row in rounds),
             surely=np.stack([np.min([one.surely for one in row], axis=0) for row in rounds]),
+            least=np.stack([np.max([one.least for one in row], axis=0) for row in rounds]),
         )
 
     def learn_outside(
@@ -181,10 +182,7 @@ class SelfTunedRules:
 
 
 def self_tuned_rules(
-    spec: PolicySpec,
-    table: TaskOutputs,
-    delta: float | None,
-    classes: np.ndarray | None = None,
+    spec: PolicySpec, table: TaskOutputs, delta: float | None, classes: np.ndarray | None = None
 ) -> SelfTunedRules | None:
     """Return rules fitted to the calibration units; None if the policy needs held-out units."""
     policy = spec.policy
@@ -222,6 +220,7 @@ class _Bracket(NamedTuple):
     largest: FloatArray
     surely: FloatArray
     score: FloatArray
+    least: FloatArray
     examined: RoundStatistics
 
 
@@ -229,11 +228,8 @@ def _bracket(
     rule: StoppingRule, summary: Any, targets: FloatArray, corners: Sequence[Score]
 ) -> _Bracket:
     """Return bounds over all scores whose parameters lie in the box spanned by ``corners``."""
-    families, n, corner = (
-        [_family(corner, summary) for corner in corners],
-        len(targets),
-        len(corners),
-    )
+    n, corner = len(targets), len(corners)
+    families = [_family(one, summary) for one in corners]
     with np.errstate(invalid="ignore"):
         # All corners at once: a call costs more than what it computes for a case.
         low, high, scale = (
@@ -257,11 +253,15 @@ def _bracket(
             extreme = replace(together, low=center, high=center, scale=scale)
             tops = rule.examine_family(extreme, len(center)).largest.reshape(-1, n)
     largest, surely = np.max(tops, axis=0), np.min(tops, axis=0)
+    lower, upper = (end.reshape(corner, n) for end in (seen.window.lower, seen.window.upper))
+    beyond = (targets < lower.min(axis=0)) | (targets > upper.max(axis=0))
     return _Bracket(
         lowest=lowest.max(axis=0),
         # Not a number where a centre or a scale has no bound.
         largest=np.where(np.isnan(largest), np.inf, largest),
         surely=np.where(np.isnan(surely), -np.inf, surely),
         score=np.where(np.isnan(score), np.inf, score),
+        # A window misses a target at every threshold or at none.
+        least=np.where(beyond, np.inf, -np.inf),
         examined=seen,
     )

@@ -34,23 +34,11 @@ from taskuq.conformal._units import (
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import make_goals
-from taskuq.policy._kinds import (
-    POLICIES,
-    Given,
-    PolicyName,
-    PolicySpec,
-    Statistic,
-    parse_policy,
-)
+from taskuq.policy._kinds import POLICIES, Given, PolicyName, PolicySpec, Statistic, parse_policy
 from taskuq.policy._learned import fit_rules, round_arrays
 from taskuq.policy._policy import Policy, monitor_statistics
 from taskuq.policy._rules import LEAST, StoppingStatistics, joint_report, stopping_statistics
-from taskuq.policy._stopping import (
-    Calibrator,
-    costs,
-    make_certificate,
-    mean_cost,
-)
+from taskuq.policy._stopping import Calibrator, costs, make_certificate, mean_cost
 from taskuq.protocols import Score
 from taskuq.table._table import PerTask, TableFields, TableLike, TaskOutputs, as_table
 

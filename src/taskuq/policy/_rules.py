@@ -307,6 +307,8 @@ class StoppingStatistics:
     score: FloatArray
     rounds: tuple[tuple[RoundStatistics, ...], ...]
     surely: FloatArray | None = None
+    # Lower bound of the score.
+    least: FloatArray | None = None
 
     @property
     def cases(self) -> int:
@@ -319,9 +321,9 @@ class StoppingStatistics:
 
     def select(self, cases: BoolArray) -> StoppingStatistics:
         """Return the statistics of some cases; their ``rounds`` still hold all cases."""
-        surely = None if self.surely is None else self.surely[:, cases]
+        surely, least = (None if a is None else a[:, cases] for a in (self.surely, self.least))
         lowest, largest, score = (a[:, cases] for a in (self.lowest, self.largest, self.score))
-        return StoppingStatistics(lowest, largest, score, self.rounds, surely)
+        return StoppingStatistics(lowest, largest, score, self.rounds, surely, least)
 
     def stops(
         self,

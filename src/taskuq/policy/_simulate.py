@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from taskuq.conformal._units import (
     unit_index,
 )
 from taskuq.conformal.scores import score_name
-from taskuq.errors import InputError, import_extra
+from taskuq.errors import GuaranteeWarning, InputError, import_extra
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import Goal, Goals, make_goals
 from taskuq.policy._kinds import Given, PolicyName, PolicySpec, parse_policy
@@ -38,12 +39,7 @@ from taskuq.policy._learned import (
     round_arrays,
     self_tuned_rules,
 )
-from taskuq.policy._plan import (
-    Setup,
-    policy_condition,
-    policy_unit,
-    require_targets,
-)
+from taskuq.policy._plan import Setup, policy_condition, policy_unit, require_targets
 from taskuq.policy._rules import StoppingStatistics, joint_report
 from taskuq.policy._stopping import Calibrator, TuningCases, costs
 from taskuq.table._table import (
@@ -407,7 +403,8 @@ def simulate(
     If groups are the units, every group has equal weight in this mean. Standard errors come from
     a jackknife: up to 300 times, three tenths of the groups (or cases) are left out, and the
     policy is calibrated and evaluated on the rest. They include the Monte Carlo error of the
-    finite number of splits.
+    finite number of splits. If units are too few for one of several policies, it is skipped with
+    a warning.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.
@@ -463,7 +460,7 @@ def simulate(
     of = policy_unit(table, unit, cases)
     setup = Setup(table, of, delta, policy_condition(table, of, label, strata))
     setup = setup.read_as(condition_on, delta_scope)
-    return _simulate(setup, specs, splits, seed, tuning_repeats)
+    return _simulate(setup, specs, splits, seed, tuning_repeats, skips=True)
 
 
 def simulate_plans(
@@ -488,6 +485,7 @@ def _simulate(
     seed: int | np.random.Generator,
     tuning_repeats: int,
     errors: bool = True,
+    skips: bool = False,
 ) -> list[Simulation]:
     index, everyone = setup.index, np.ones(setup.table.cases, bool)
     sizes = fold_sizes(int(index.max()) + 1)
@@ -496,7 +494,12 @@ def _simulate(
     for spec in specs:
         guarantee = setup.guarantee(spec, index, everyone)
         job = _SimulationJob(setup, spec, guarantee, index, *sizes, splits, split_seed, errors)
-        results.append(job.run(tuning_repeats, rng))
+        try:
+            results.append(job.run(tuning_repeats, rng))
+        except InputError as error:
+            if error.code != "units.few" or not skips or (spec is specs[-1] and not results):
+                raise
+            warnings.warn(f"{spec.name} is skipped: {error}", GuaranteeWarning, stacklevel=3)
     return results
 
 

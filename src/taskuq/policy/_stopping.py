@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._quantiles import BettingEProcess, exact_alpha
-from taskuq.conformal._units import Unit
+from taskuq.conformal._units import Unit, quantile_of_mean_loss
+from taskuq.conformal.scores._mlwr import unit_quantile
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.policy._goal import Goal, Goals
 from taskuq.policy._rules import StoppingStatistics, first_stop
@@ -88,11 +90,20 @@ class Calibrator:
         """Return the threshold that guarantees the intervals reported by stopped scans, (1,)."""
         if self.unit.stops_together:
             return self._group_threshold(statistics)
-        Lambda = stopping_score(
-            statistics.lowest, statistics.largest, statistics.score, statistics.surely
-        )
+        lowest, largest, score = statistics.lowest, statistics.largest, statistics.score
+        sure = largest if statistics.surely is None else statistics.surely
+        least = score if statistics.least is None else statistics.least
+        Lambda = stopping_score(lowest, largest, score, sure)
+        # Of intervals fitted to the calibration units, no lower bound of the score is computed.
+        is_known = statistics.surely is None or statistics.rounds[0][0].is_risk
+        is_random = self.unit.name == "group" and self.unit.fraction is None
+        if is_known and is_random and self.inside is None and self.guarantee.delta is None:
+            fewest = stopping_score(lowest, sure, least, largest)
+            found = majority_quantile(Lambda, fewest, self.index, self.guarantee.alpha)
+        else:
+            found = self.quantiles(Lambda[None])[0]
         # A larger threshold keeps the guarantee, and below every opening no case could stop.
-        return np.asarray(np.maximum(self.quantiles(Lambda[None]), statistics.lowest.min()))
+        return np.array([max(found, lowest.min())])
 
     def _group_threshold(self, statistics: StoppingStatistics) -> FloatArray:
         score, index, allowance = statistics.score, self.index, statistics.allowance(self.index)
@@ -130,6 +141,50 @@ def stopping_score(
                 top = np.where(taken, lowest[j], top)
         result = np.where(top > lowest[k], np.maximum(result, top), result)
     return np.asarray(result)
+
+
+# A group that loses more than this fraction of its cases is an outlier.
+HALF = Fraction(1, 2)
+
+
+def majority_quantile(
+    scores: FloatArray, least: FloatArray, index: NDArray[np.int64], alpha: float
+) -> float:
+    """Return a score that a random case of a new group exceeds with probability at most alpha.
+
+    The new group is assumed to lose at most half of its cases, unless the calibration groups show
+    outliers. ``least`` are lower bounds of the scores.
+    """
+    sizes, level = np.bincount(index), exact_alpha(alpha)
+    units = len(sizes)
+    total = level * (units + 1)
+
+    def smallest(lost: Fraction, kept: BoolArray) -> float:
+        """Return the smallest score at which the kept groups and `lost` are within the total."""
+        if lost > total:
+            return np.inf
+        return quantile_of_mean_loss(scores[kept], sizes[index[kept]], total - lost)
+
+    everyone = np.ones(len(scores), bool)
+    cautious = smallest(Fraction(1), everyone)
+    if total < 1 or units == 1:
+        return cautious
+    eager = smallest(HALF, everyone)
+    # The threshold that a group would have faced, at least, had it been the new one.
+    faced = unit_quantile(least, index, float((units - total + HALF) / units)).low
+    above = np.bincount(index, scores > faced[index]).astype(int)
+    outliers = np.flatnonzero(2 * above > sizes)
+    if not outliers.size:
+        return eager
+    sure = np.flatnonzero(2 * np.bincount(index, least > eager) > sizes)
+    if sure.size > 1:
+        return cautious
+    # The new group may be no outlier, and a single calibration group may be one.
+    alone = [
+        smallest(HALF + Fraction(int(above[v]), int(sizes[v])), index != v)
+        for v in (sure if sure.size else outliers)
+    ]
+    return max(cautious, *alone)
 
 
 def _group_losses(

@@ -157,14 +157,24 @@ const model = (stored) => {
       return new Array(T).fill(quantile(all.map((c) => Math.max(...c.scores))));
     }
     let open = Infinity;
-    const stopping = all.map((c) => {
+    const knowsLeast = all.every((c) => c.seen.every((s) => s.least));
+    const least = [];
+    const stopping = all.map((c, i) => {
       const lowest = c.seen.map((s) => s.lowest);
       open = Math.min(open, ...lowest);
+      const largest = c.seen.map((s) => s.largest);
       const surely = c.seen.map((s) => s.surely ?? s.largest);
-      return statistics.stoppingScore(lowest, c.seen.map((s) => s.largest), c.scores, surely);
+      if (knowsLeast) {
+        const scores = c.seen.map((s) => s.least(set.targets[i]));
+        least.push(statistics.stoppingScore(lowest, surely, scores, largest));
+      }
+      return statistics.stoppingScore(lowest, largest, c.scores, surely);
     });
+    const found = setting.unit === "group" && setting.within === "all" && knowsLeast
+      ? statistics.majorityQuantile(stopping, least, set.groups, setting.level)
+      : quantile(stopping);
     // Below every opening no case could stop; a larger threshold satisfies the guarantee too.
-    return new Array(T).fill(Math.max(quantile(stopping), open));
+    return new Array(T).fill(Math.max(found, open));
   }
 
   // The quantile of each round and the shown task, taken by itself.

@@ -39,22 +39,68 @@ const statistics = (() => {
   // The smallest score q with (1 + sum over groups of the share above q) / (V + 1) <= alpha, where
   // V counts groups by the share of their cases that are given: all of them, or those of a class.
   function hierarchicalQuantile(scores, groups, level, cases) {
+    return smallestWithin(scores, groups, level, ordered(scores, cases), cases, 1n, 1n);
+  }
+
+  function ordered(scores, cases) {
+    return [...cases].sort((a, b) => compare(scores[a], scores[b]));
+  }
+
+  // The smallest score q of the given cases, in rising order, at which their shares above q and
+  // the share `top / bottom` add up to at most alpha (V + 1); `all` are the cases counted in V.
+  function smallestWithin(scores, groups, level, order, all, top, bottom) {
     // Counting in units of 1/common keeps the comparison free of rounding.
-    const common = groups.sizes.reduce((c, n) => (c * BigInt(n)) / divisor(c, BigInt(n)), 1n);
-    const weight = groups.sizes.map((n) => common / BigInt(n));
-    const order = [...cases].sort((a, b) => compare(scores[a], scores[b]));
-    let above = order.reduce((sum, i) => sum + weight[groups.index[i]], 0n);
-    const limit = level.top * (above + common) - level.bottom * common;
+    const { common, weight } = shares(groups);
+    const sum = (cases) => cases.reduce((total, i) => total + weight[groups.index[i]], 0n);
+    const limit = bottom * level.top * (sum(all) + common) - top * level.bottom * common;
     if (limit < 0n) return Infinity;
+    let above = sum(order);
     for (let i = 0; i < order.length; ) {
       const value = scores[order[i]];
       // Tied scores are all at most q.
       for (; i < order.length && scores[order[i]] === value; i++) {
         above -= weight[groups.index[order[i]]];
       }
-      if (above * level.bottom <= limit) return value;
+      if (above * level.bottom * bottom <= limit) return value;
     }
     return Infinity;
+  }
+
+  function shares(groups) {
+    const common = groups.sizes.reduce((c, n) => (c * BigInt(n)) / divisor(c, BigInt(n)), 1n);
+    return { common, weight: groups.sizes.map((n) => common / BigInt(n)) };
+  }
+
+  // The same quantile of all cases if the new group misses at most half of its cases, unless the
+  // calibration groups show outliers. `least` are lower bounds of the scores.
+  function majorityQuantile(scores, least, groups, level) {
+    const { sizes, index } = groups;
+    const all = [...index.keys()];
+    const order = ordered(scores, all);
+    const smallest = (top, bottom, of = order) =>
+      smallestWithin(scores, groups, level, of, all, BigInt(top), BigInt(bottom));
+    const cautious = smallest(1, 1);
+    if (level.top * BigInt(sizes.length + 1) < level.bottom || sizes.length < 2) return cautious;
+    const eager = smallest(1, 2);
+    const counts = (is) => all.reduce((sums, i) => {
+      sums[index[i]] += is(i) ? 1 : 0;
+      return sums;
+    }, sizes.map(() => 0));
+    const rising = ordered(least, all);
+    // The threshold that a group would have faced, at least, had it been the new one.
+    const isFree = 2n * level.top * BigInt(sizes.length + 1)
+      >= level.bottom * BigInt(2 * sizes.length - 1);
+    const faced = sizes.map((_, v) => (isFree ? -Infinity : smallestWithin(
+      least, groups, level, rising.filter((i) => index[i] !== v), all, 1n, 2n)));
+    const above = counts((i) => scores[i] > faced[index[i]]);
+    const most = (found) => [...sizes.keys()].filter((v) => 2 * found[v] > sizes[v]);
+    const outliers = most(above);
+    if (!outliers.length) return eager;
+    const sure = most(counts((i) => least[i] > eager));
+    if (sure.length > 1) return cautious;
+    // The new group may be no outlier, and a single calibration group may be one.
+    return Math.max(cautious, ...(sure.length ? sure : outliers).map((v) => smallest(
+      sizes[v] + 2 * above[v], 2 * sizes[v], order.filter((i) => index[i] !== v))));
   }
 
   const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
@@ -262,6 +308,7 @@ const statistics = (() => {
     return {
       lowest: -Infinity,
       largest: -risk,
+      window: [lower, upper],
       score: (z) => (lower <= z && z <= upper ? -Infinity : Infinity),
       report: () => [lower, upper],
     };
@@ -278,6 +325,8 @@ const statistics = (() => {
         return Math.min(...tasks.map((task) => task.surely ?? task.largest));
       },
       score: (targets) => Math.max(...tasks.map((task, t) => task.score(targets[t]))),
+      least: tasks.some((task) => task.least === null) ? null
+        : (targets) => Math.max(...tasks.map((task, t) => (task.least ?? task.score)(targets[t]))),
       report: (threshold) => tasks.map((task) => task.report(threshold)),
     };
   }
@@ -298,6 +347,12 @@ const statistics = (() => {
       largest: Math.max(...tops),
       surely: Math.min(...tops),
       score: (z) => Math.max(...seen.map((one) => one.score(z))),
+      // A window misses a target at every threshold or at none.
+      least: seen[0].window ? (z) => {
+        const isBeyond = seen.every((one) => z < one.window[0])
+          || seen.every((one) => z > one.window[1]);
+        return isBeyond ? Infinity : -Infinity;
+      } : null,
     };
   }
 
@@ -318,7 +373,7 @@ const statistics = (() => {
   }
 
   return {
-    IDENTITY, exactLevel, coverageRank, guaranteedQuantile, sampleQuantile, scoreOf, intervalOf,
-    examineInterval, examineWindow, together, worstOf, stoppingScore,
+    IDENTITY, exactLevel, coverageRank, guaranteedQuantile, majorityQuantile, sampleQuantile,
+    scoreOf, intervalOf, examineInterval, examineWindow, together, worstOf, stoppingScore,
   };
 })();
