@@ -196,7 +196,7 @@ def _find_prepared(
 def _unreadable(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> str | None:
     """Return the reason (stored, or found by reading) why a volume cannot be prepared, or None."""
     path = _skipped(_record(volume, preparation, cache))
-    with suppress(InputError, KeyError):
+    with suppress(InputError), complete_record(path, "record of a skipped volume"):
         record = read_json(path, SKIPPED, remedy=REMEDY)
         if _is_of(volume, record["source"]):
             return str(record["reason"]).split(";")[0]

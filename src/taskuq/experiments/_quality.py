@@ -290,7 +290,7 @@ def _require_same(store: Path, config: QualityConfig, threads: int | None) -> No
     contents = [content_fingerprint(path) for path in files]
     made_from = fingerprint([toml_text(to_toml_table(config)), threads, *contents])
     header = store / HEADER
-    if header.exists() and read_json(header, PIECES)["made_from"] != made_from:
+    if header.exists() and read_json(header, PIECES).get("made_from") != made_from:
         text = f"{store} was made with other settings, networks, data or threads; "
         raise InputError(f"{text}remove it, or name another output", code="resume.mismatch")
     make_folder(store)
