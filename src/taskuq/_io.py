@@ -556,8 +556,7 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
             if dtype.kind == "U" and dtype.itemsize:
                 points = np.frombuffer(file.read(), f"{dtype.str[0]}u4")
                 if points.max(initial=0) > sys.maxunicode:
-                    text = f"{array} is not Unicode text; write it again"
-                    raise InputError(text, code="file.damaged")
+                    raise InputError(f"{array} is not Unicode; write it again", code="file.damaged")
 
 
 @contextmanager

@@ -99,7 +99,6 @@ def test_kspace_group_or_bomb_is_refused(tmp_path):
         file.create_group("kspace")
     with h5py.File(tmp_path / "large.h5", "w") as file:
         file.create_dataset("kspace", (1000, 100, 640, 640), np.complex64, chunks=(1, 1, 64, 64))
-
     with refused("file.format", "no dataset kspace"):
         open_volume(tmp_path / "group.h5")
     with refused("file.damaged", "would unpack to 327.7 GB"):

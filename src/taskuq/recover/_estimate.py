@@ -294,9 +294,8 @@ def estimate_weights(folder: Path) -> Path:
 
 def load_estimator(weights: Path, named: Path | None, kind: type[N]) -> N:
     """Load the point-estimate network of a sampler; default: the one used in its training."""
-    place = weights.with_suffix(".toml")
-    with complete_record(place, "model card"):
-        card = read_toml(place).get("estimate") or {}
+    with complete_record(weights, "network with a model card"):
+        card = read_toml(weights.with_suffix(".toml")).get("estimate") or {}
         if isinstance(card, dict):  # of a sampler, whose training holds it
             trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
             card = card.get("weights") or (trained if trained.exists() else None)

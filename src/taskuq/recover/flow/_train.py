@@ -242,9 +242,8 @@ class FlowMethod:
             return FlowRecovery(flow, device=device, dtype=dtype, temperature=temperature)
         net = load_estimator(path, self.estimate, VarNet)
         if temperature is None:
-            card = path.with_suffix(".toml")
-            with complete_record(card, "model card"):
-                temperature = read_toml(card).get("temperatures") or 1.0
+            with complete_record(path, "network with a model card"):
+                temperature = read_toml(path.with_suffix(".toml")).get("temperatures") or 1.0
                 check_temperature(temperature)
         half = torch.float32 if exact else torch.float16
         return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=half)
