@@ -227,9 +227,10 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def answer_lines(run_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the first screen of a run's report as lines for a terminal."""
+    """Return the first screen of a run's report and unreadable files as lines for a terminal."""
     folder = replace(read_folder(Path(run_dir)), explorer=None)
-    return _write(lambda contents: answer_of(contents).lines, folder)
+    answer, damaged = _write(lambda one: (answer_of(one).lines, one.folder.unreadable), folder)
+    return [*answer, *(f"{path} could not be read: {reason}" for path, reason in damaged)]
 
 
 def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
