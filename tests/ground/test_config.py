@@ -11,14 +11,7 @@ import pytest
 
 import fuzz_files
 from raising import refused
-from taskuq._config import (
-    Within,
-    from_toml_table,
-    read_config,
-    read_toml,
-    to_toml_table,
-    toml_text,
-)
+from taskuq._config import Within, from_toml_table, read_config, read_toml, to_toml_table, toml_text
 from taskuq._registry import Registry
 from taskuq.errors import InputError
 

@@ -12,11 +12,7 @@ from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
 from taskuq.recover._estimate import CrossFitEstimates, assign_folds, varnet_estimate
 from taskuq.recover._varnet import VarNet
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
-from taskuq.recover.sampler._sample import (
-    SamplerRecovery,
-    counter_normal,
-    fit_noise_scale,
-)
+from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal, fit_noise_scale
 from taskuq.recover.sampler._train import VarNetEstimator
 from taskuq.training._determinism import seeded
 

@@ -12,12 +12,7 @@ from raising import refused
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._chest import ChestPhantom
 from taskuq.data._dataset import Subset
-from taskuq.measure._tomography import (
-    ParallelBeamCT,
-    Radon,
-    TomographyConfig,
-    view_angles,
-)
+from taskuq.measure._tomography import ParallelBeamCT, Radon, TomographyConfig, view_angles
 from taskuq.recover import _tomography as ct
 from taskuq.recover import build, load
 from taskuq.recover._methods import open_recovery

@@ -23,12 +23,7 @@ from taskuq.recover._methods import RECOVERIES, open_recovery
 from taskuq.training._checkpoints import SafetensorsIO, _load_state, _read_log
 from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import EpochSampler, seeded
-from taskuq.training._fit import (
-    TrainerOptions,
-    _fit,
-    estimate_training,
-    train_config,
-)
+from taskuq.training._fit import TrainerOptions, _fit, estimate_training, train_config
 from taskuq.training._module import TrainingModule, read_timing
 from taskuq.training._weights import read_tensors
 

@@ -22,13 +22,7 @@ from taskuq.task import load as load_task
 from taskuq.task._metrics import auroc
 from taskuq.training._checkpoints import _load_state, _save_state
 from taskuq.training._networks import NETWORKS
-from taskuq.training._weights import (
-    FOLDER,
-    read_card,
-    read_tensors,
-    save_weights,
-    shipped,
-)
+from taskuq.training._weights import FOLDER, read_card, read_tensors, save_weights, shipped
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

@@ -178,8 +178,7 @@ def build_contents(folder: RunFolder) -> Contents:
     names = sorted(policies, key=lambda name: (Path(name).name != "policy.json", name))
     policy = policies[names[0]] if names else None
     folder = replace(
-        folder,
-        others=(*folder.others, *((name, records.POLICY) for name in names[1:])),
+        folder, others=(*folder.others, *((name, records.POLICY) for name in names[1:]))
     )
     shown, notes = _shown_records(folder)
     evaluations = {s.name: s.record for s in shown if s.schema == records.EVALUATE}

@@ -18,9 +18,7 @@ from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.pipeline._executor import Executor, component_name
 from taskuq.policy._kinds import POLICIES
 from taskuq.policy._policy import Decision, Policy
-from taskuq.protocols import (
-    declared_fingerprint,
-)
+from taskuq.protocols import declared_fingerprint
 from taskuq.scan._monitor import Monitor
 from taskuq.scan._scanners import LineSelector, Scanners
 from taskuq.scan._state import RoundOutputs, RoundRecord, Scan, output_fault, require_value

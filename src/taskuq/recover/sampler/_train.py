@@ -431,11 +431,7 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
         graphs = machine.may_be_one_gpu and self.training.cuda_graphs
         nets = [load_network(path, VarNet) for path in cases[2]]
         estimates = CrossFitEstimates(
-            nets,
-            self.augment,
-            self.randomise,
-            cuda_graphs=graphs,
-            compiled=self.training.compile,
+            nets, self.augment, self.randomise, cuda_graphs=graphs, compiled=self.training.compile
         )
         recipe = self.sampler_recipe("sampler", estimates, machine)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
