@@ -1,9 +1,9 @@
-"""Intervals of one library, split by split, in the environment that has it.
+"""Intervals of one peer library, computed split by split in the environment that has it.
 
 python benchmarks/_peer.py NAME DATA.npz       prints one line of JSON
 
-It needs NumPy and the library only: some conflict with taskuq (puncc needs an older NumPy).
-``benchmarks/peers.py`` calls it.
+The script needs only NumPy and the library, because some libraries conflict with taskuq (puncc
+needs an older NumPy). ``benchmarks/peers.py`` runs it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Ends = Any  # lower and upper ends
 
 
 class Cases:
-    """Outputs (case, sample), targets (case,), and summaries, which most libraries need instead."""
+    """Outputs (case, sample), targets (case,), and the sample summaries most libraries take."""
 
     def __init__(self, outputs: Any, targets: Any) -> None:
         self.outputs, self.z = outputs, targets
@@ -123,7 +123,7 @@ def crepes_lwr(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
 
 
 class Column:
-    """Trained model whose prediction is a column of its input."""
+    """Fitted model that predicts one column of its input."""
 
     def __init__(self, column: int = 0) -> None:
         self.column = column
@@ -163,7 +163,7 @@ def puncc_cqr(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
 
 
 def torchcp(x: Cases, score: str, fold: Any, test: Any, alpha: float) -> Ends:
-    """Scores and quantile of TorchCP; its predictors need a torch model and a data loader."""
+    """Return intervals from TorchCP's score and quantile; its predictors need a torch model."""
     import torch
     from torchcp.regression.score import ABS, CQR
     from torchcp.utils.common import calculate_conformal_value
@@ -175,7 +175,7 @@ def torchcp(x: Cases, score: str, fold: Any, test: Any, alpha: float) -> Ends:
 
 
 def authors(x: Cases, score: str, fold: Any, test: Any, alpha: float) -> Ends:
-    """Code of the paper's authors, from a copy of their repository (TASKUQ_AUTHORS)."""
+    """Return intervals by the code of the paper's authors, a copy in TASKUQ_AUTHORS."""
     folder = Path(os.environ.get("TASKUQ_AUTHORS", "")) / "conformal"
     if not (folder / "conformal_utils.py").exists():
         raise ModuleNotFoundError("set TASKUQ_AUTHORS to a copy of the authors' repository")
@@ -201,10 +201,10 @@ PEERS: dict[str, tuple[str, dict[str, Recipe]]] = {
 
 
 def lines_of(recipe: Recipe) -> int:
-    """Return the number of lines of a recipe, formatted by Python, without comments.
+    """Return the number of lines of code that a recipe needs, after uniform formatting.
 
-    Imports are counted; the line that defines the function, docstrings, comments, empty lines, the
-    way in which long lines are broken, and means, spreads and quantiles of samples are not.
+    Imports are counted. The ``def`` line, docstrings, comments, empty lines, breaks of long lines,
+    and the means, spreads and quantiles of samples are not.
     """
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(recipe))).body
     assert isinstance(function, ast.FunctionDef)
@@ -213,7 +213,7 @@ def lines_of(recipe: Recipe) -> int:
 
 
 def timed(recipe: Recipe, given: Cases) -> dict[str, float]:
-    """Return the CPU seconds of a split and of the summaries of samples that it uses."""
+    """Return the CPU seconds of one split, and of the sample summaries that the recipe needs."""
     rng, times = np.random.default_rng(1), []
     x, n, begin = Cases(given.outputs, given.z), int(SPLIT * len(given.z)), time.perf_counter()
     while len(times) < FEWEST + 1 or time.perf_counter() - begin < SECONDS:
@@ -228,14 +228,14 @@ def timed(recipe: Recipe, given: Cases) -> dict[str, float]:
 
 
 def quantile_of(recipe: Recipe, n: int, alpha: float) -> float:
-    """Return the half-width of a library for calibration scores 1, 2, ..., n."""
+    """Return the half-width of a library's intervals for calibration scores 1, 2, ..., n."""
     x = Cases(np.zeros((n + 2, 2)), np.arange(1.0, n + 3))
     low, high = recipe(x, np.arange(n), np.array([n, n + 1]), alpha)
     return float(np.ravel(high)[0] - np.ravel(low)[0]) / 2
 
 
 def ranks(recipe: Recipe) -> dict[str, Any]:
-    """Count correct and too small quantiles, and the result if none exists."""
+    """Return counts of correct and too small quantiles, and the result if no quantile exists."""
     right = narrow = asked = 0
     for alpha in ("0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"):
         for n in range(3, 204, 8):
@@ -254,7 +254,7 @@ def ranks(recipe: Recipe) -> dict[str, Any]:
 
 
 def mistakes(recipe: Recipe) -> dict[str, str]:
-    """Return what typical mistakes give: an error, a warning, or intervals without a word."""
+    """Return the reaction to typical mistakes: an error, a warning, or intervals with neither."""
     rng = np.random.default_rng(0)
     z = rng.random(60)
     outputs = z[:, None] + 0.1 * rng.standard_normal((60, 4))
@@ -305,7 +305,7 @@ def main(name: str, data: str) -> None:
 
 
 def _regression_of_torchcp() -> None:
-    """Import its regression only; other parts need further packages."""
+    """Import only the regression part of TorchCP; other parts need further packages."""
     spec = importlib.util.find_spec("torchcp")
     if spec is None:
         raise ModuleNotFoundError("No module named 'torchcp'")

@@ -1,9 +1,9 @@
 """False alarms of a monitor on exchangeable streams, and delays until it detects a change.
 
-``python -m benchmarks false_alarms`` draws 1000 streams of 10,000 cases after 200 calibration
-cases each and counts those in which the evidence ever reaches 1/delta; then the cases until it
-does, after a change. ``python -m benchmarks.false_alarms drift`` prints coverage and delays for the
-patients of docs/how-to/scanner.md whose images have another contrast.
+``python -m benchmarks false_alarms`` draws 1000 streams of 200 calibration cases and 10,000 new
+cases, and counts the streams with an alarm (evidence of at least 1/delta). After a change, it
+counts the cases until the alarm. ``python -m benchmarks.false_alarms drift`` prints coverage and
+delays if the images of the patients of docs/how-to/scanner.md have another contrast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DELTAS = (0.1, 0.05, 0.01)
 
 
 def ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the rank of each value (run, case) among those up to it."""
+    """Return the rank of each value (run, case) among the values of its run up to it."""
     found = np.empty(values.shape, dtype=np.int64)
     for run, row in enumerate(values):
         order = np.empty(0)
@@ -44,7 +44,7 @@ def ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64]:
-    """Return the largest evidence so far after each new case, (run, case)."""
+    """Return the largest evidence up to each new case, (run, case)."""
     rank = ranks(values)
     capital = np.zeros((len(values), BETS))
     found = np.empty((len(values), values.shape[1] - calibration))
@@ -68,9 +68,9 @@ def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
 
 
 def drift(streams: int = 201, units: int = 300, delta: float = 0.1) -> None:
-    """Print coverage and the units until the alarm for other contrasts of the guide's patients.
+    """Print coverage, and the units until the alarm, for patients imaged with other contrasts.
 
-    Each stream has calibration patients of its own.
+    Every stream has its own calibration patients.
     """
     guide = Path(__file__).parents[1] / "docs/how-to/scanner.md"
     code = re.findall(r"```python\n(.*?)```", guide.read_text("utf-8"), flags=re.S)[:3]
@@ -112,7 +112,7 @@ def drift(streams: int = 201, units: int = 300, delta: float = 0.1) -> None:
 
 
 def main() -> None:
-    """Print the streams with an alarm, and delays until one."""
+    """Print the number of streams with an alarm, and the delays until an alarm."""
     rng, begun = np.random.default_rng(0), time.perf_counter()
     top = largest(rng.standard_normal((RUNS, CALIBRATION + CASES)), CALIBRATION)[:, -1]
     for delta in DELTAS:

@@ -1,9 +1,9 @@
-"""A million cases at the command line: CPU seconds to predict and evaluate exactly.
+"""CPU seconds of ``taskuq predict`` and ``taskuq evaluate --exact`` for many cases.
 
 python -m benchmarks million              # 100 000 cases
 python -m benchmarks.million 1000000      # 10⁶ cases × 32 samples
 
-Each command runs in a separate process with one thread; reading is included.
+Each command runs in a separate process with one thread; its time includes reading the table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def table(*rows: tuple[str, ...]) -> None:
 
 
 def write_tables(folder: Path, cases: int) -> None:
-    """Write a table with a task range, as .npz and as a folder of shards, and a bound."""
+    """Write a table (as .npz and as a folder of shards) and a bound, both with a task range."""
     outputs, targets = synthetic(cases, 32)
     names = np.char.add("case-", np.arange(cases).astype(str))
     whole = TaskOutputs(

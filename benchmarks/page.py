@@ -25,7 +25,7 @@ SHOWN, SIZE, SAMPLES, DRAWN = 20, 128, 32, 8
 
 
 def pictures(rounds: int) -> dict[str, np.ndarray]:
-    """Return slices of the atlas and samples that vary less in later rounds."""
+    """Return atlas slices, and posterior samples that vary less in later rounds."""
     rng = np.random.default_rng(0)
     atlas = Atlas(SHOWN // 2, seed=0, coils=0, plan=PatientDistribution(size=SIZE, slices=2))
     truth = np.concatenate([atlas.patient(k).images for k in range(atlas.patients)])

@@ -1,14 +1,14 @@
-"""Other libraries on the same cases: lines of code, seconds, ranks, and what mistakes give.
+"""Comparison with other libraries: lines of code, CPU seconds, ranks, reactions to mistakes.
 
 python -m benchmarks peers                                         # prints the table
 python -m benchmarks.peers --into docs/results/performance.md      # puts it there
 
-A library is looked for in this environment and in those whose Pythons TASKUQ_PEERS names, separated
-by colons (some conflict with taskuq); the authors' code in TASKUQ_AUTHORS, a copy of their
-repository. Missing libraries are printed. Times are CPU times of one thread, from samples to
-intervals: for libraries that take none, NumPy's mean, spread or quantiles of the samples are
-counted, once for many splits. Lines of all libraries are counted by ``lines_of``. The result of a
-mistake is an error (refused), a warning, or neither (accepted).
+Libraries are searched for in this environment and in those of the Pythons listed in TASKUQ_PEERS,
+separated by colons, because some conflict with taskuq. TASKUQ_AUTHORS is the path of a copy of the
+authors' repository. Missing libraries are printed. Times are CPU times of one thread, from samples
+to intervals. For libraries that take summaries, they include NumPy's mean, spread or quantiles of
+the samples, once for many splits. ``lines_of`` counts the lines of code. A mistake is refused (an
+error), warned of (a warning) or accepted (neither).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NONE = "–"
 
 
 def environments() -> list[str]:
-    """Return this Python and those of TASKUQ_PEERS."""
+    """Return the paths of this Python and of those in TASKUQ_PEERS."""
     return [sys.executable, *filter(None, os.environ.get("TASKUQ_PEERS", "").split(":"))]
 
 
@@ -77,7 +77,7 @@ def many_splits(outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
 
 
 def cell(name: str, found: dict[str, Any], row: str) -> str:
-    """Return one cell of the table."""
+    """Return the text of a library's cell in one row of the table."""
     kind, _, score = row.partition(" ")
     of = found["scores"]
     if kind == "ms":
@@ -120,7 +120,7 @@ ROWS = {
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Return the table in Markdown."""
+    """Return the comparison of all libraries as a Markdown table."""
     heads = [f"{name} {one.get('version', '')}".strip() for name, one in found.items()]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row, title in ROWS.items():

@@ -32,7 +32,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def against_a_loop(repeats: int = 7) -> None:
-    """The atlas with zero-filled recovery and the built-in task, in memory, one case at a time."""
+    """Print the time of a pipeline relative to a plain loop, for zero-filled atlas images."""
     from taskuq.data import Atlas, PatientDistribution
     from taskuq.measure import MultiCoilMRI, nested_masks
     from taskuq.pipeline._executor import reference_image
@@ -69,14 +69,14 @@ def measure(image: np.ndarray, acceleration: float) -> np.ndarray:
 
 
 class Sleep:
-    """A recovery that takes a known time and no core, as one on a remote GPU does."""
+    """Recovery that sleeps for a given time, like one that waits for a remote GPU."""
 
     def __init__(self, pause: float, meeting: Path | None = None, workers: int = 0) -> None:
         self.pause, self.start, self.driver = pause, time.time(), os.getpid()
         self.meeting, self.workers = meeting, workers
 
     def __call__(self, measurement: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
-        """Return the end time and the process."""
+        """Sleep, and return the end time and the process id."""
         if self.meeting is not None and os.getpid() != self.driver:
             # All workers begin together, however long their processes take to start.
             (self.meeting / str(os.getpid())).touch()
@@ -93,13 +93,13 @@ def numbers(images: np.ndarray) -> np.ndarray:
 
 
 class Busy:
-    """A recovery that takes a known time of a core."""
+    """Recovery that keeps a core busy for a given time."""
 
     def __init__(self, pause: float) -> None:
         self.pause = pause
 
     def __call__(self, measurement: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
-        """Return after the given time."""
+        """Compute for the given CPU time, and return zeros."""
         end = time.process_time() + self.pause
         while time.process_time() < end:
             pass
@@ -128,7 +128,7 @@ def plain_loop(recover: Sleep | Busy, batches: int) -> None:
 
 
 def two_loops(recover: Sleep | Busy, batches: int) -> None:
-    """The same work in two processes without a pipeline."""
+    """Run the same batches in two processes without a pipeline."""
     context = get_context("spawn")
     loops = [context.Process(target=plain_loop, args=(recover, batches // 2)) for _ in range(2)]
     for loop in loops:
@@ -138,9 +138,9 @@ def two_loops(recover: Sleep | Busy, batches: int) -> None:
 
 
 def on_ray(pause: float = 0.2, batches: int = 200) -> None:
-    """Two workers on one node against the same work in two processes; start-up times included.
+    """Compare two Ray workers with two plain processes, including start-up times.
 
-    Others who use the machine at that time slow both down.
+    Other load on the machine slows down both.
     """
     ray = join_ray(2)
     print(f"Ray, 2 workers, {batches} batches of {pause} s, {pause * batches / 2:g} s at the least")

@@ -7,10 +7,10 @@ Run from the root of the repository, on a machine with an NVIDIA GPU:
 The last part times the code of the paper's authors, if TASKUQ_AUTHORS names a copy of their
 repository (github.com/jwen307/TaskUQ) and its requirements are installed.
 
-Weights are random, started as training starts them, and the couplings' last convolutions are
-random too, so that every kernel does its full work. Times are medians of CUDA events. The
-"plain" rows run the network module as it is: float32 (convolutions in TF32), the condition
-computed again for every chunk of 4 samples, nothing compiled.
+Weights are random, initialised as for training, but the couplings' last convolutions are random
+instead of zero, so that every kernel does its full work. Times are medians of CUDA events. The
+"plain" rows run the uncompiled network in float32 (convolutions in TF32) and compute the condition
+again for every chunk of 4 samples.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Classifier(nn.Module):
         )
 
     def features(self, x: Tensor) -> Tensor:
-        """The backbone; on a GPU in bfloat16, bias, residual and ReLU are part of convolutions."""
+        """Return backbone features; on a GPU in bfloat16, convolutions include bias and ReLU."""
         if x.dtype != torch.bfloat16:
             return self.backbone(x)
         net = self.backbone
@@ -114,7 +114,7 @@ class Classifier(nn.Module):
         return net.avgpool(x).flatten(1)
 
     def forward(self, magnitude: Tensor) -> Tensor:
-        """Soft outputs (image,) of magnitude images (image, height, width)."""
+        """Map magnitude images (image, height, width) to probabilities (image,)."""
         low, high = magnitude.amin((1, 2), keepdim=True), magnitude.amax((1, 2), keepdim=True)
         unit = ((magnitude - low) / (high - low))[:, None].expand(-1, 3, -1, -1)
         dtype = self.head[0].weight.dtype
@@ -141,7 +141,7 @@ def published_flow() -> ConditionalFlow:
 
 
 def case(generator: torch.Generator, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """A smooth image with eight coils, its zero-filled image at R = 8, and the mask."""
+    """Return a smooth image with eight coils, its zero-filled image at R = 8, and the mask."""
     noise = torch.randn(batch, COILS, 20, 20, generator=generator, device="cuda")
     smooth = nn.functional.interpolate(noise, size=(SIZE, SIZE), mode="bicubic")
     x = torch.complex(smooth, smooth.roll(7, -1))
@@ -153,7 +153,7 @@ def case(generator: torch.Generator, batch: int = 1) -> tuple[Tensor, Tensor, Te
 
 
 def start(flow: ConditionalFlow, generator: torch.Generator) -> None:
-    """Start the ActNorms from data, as training does."""
+    """Initialise the ActNorms from data, as training does."""
     x, y, mask = case(generator, batch=2)
     with torch.no_grad():
         conditions = flow.condition(to_channels(y))
@@ -164,7 +164,7 @@ def start(flow: ConditionalFlow, generator: torch.Generator) -> None:
 def plain_outputs(
     flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor, z: Tensor
 ) -> Tensor:
-    """Draw without optimisation: chunks of 4, the condition again for each."""
+    """Return task outputs of samples drawn in chunks of 4, each with its own condition."""
     outputs = []
     shapes = flow.latent_shapes(SIZE, SIZE)
     sizes = [a * b * c for a, b, c in shapes]
@@ -255,7 +255,7 @@ def parts(sampler: FlowSampler, classifier: nn.Module) -> None:
 
 
 def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor) -> None:
-    """Print the change of the task output in bfloat16 over the posterior spread."""
+    """Print the error of bfloat16 in the task output, relative to the posterior spread."""
     results = {}
     for dtype in (torch.float32, torch.bfloat16):
         sampler = FlowSampler(flow, device="cuda", dtype=dtype, graphs=False, finish=rss)
@@ -274,14 +274,14 @@ def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Ten
 
 
 def decibels(found: Tensor, expected: Tensor) -> float:
-    """The peak over the root mean square of the difference, in dB."""
+    """Return the peak over the root-mean-square difference, in dB."""
     error = (found.double() - expected.double()).square().mean().sqrt()
     return 20 * math.log10(float(expected.abs().max() / error.clamp_min(1e-30)))
 
 
 @torch.no_grad()
 def varnet() -> None:
-    """The variational network: compiled in float16, as torch runs it, and in float32."""
+    """Time the variational network: float16 compiled, float16 uncompiled, and float32."""
     torch.manual_seed(0)
     net = VarNet().cuda().eval()
     _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)
@@ -300,7 +300,7 @@ def varnet() -> None:
 
 @torch.no_grad()
 def sampler() -> None:
-    """VarNet, sampler, ResNet-50 and interval, on measurements that are on the GPU."""
+    """Time VarNet, sampler, ResNet-50 and interval together, for measurements on the GPU."""
     torch.manual_seed(0)
     net = build("sampler", preset="paper").cuda().eval()
     nn.init.normal_(net.out.weight, std=0.1)
@@ -328,7 +328,7 @@ def sampler() -> None:
 
 @dataclass(frozen=True)
 class Slices(Dataset[dict[str, Tensor]]):
-    """Coil images in memory, by (epoch, index), with the mask of R = 8."""
+    """In-memory coil images with the mask of R = 8, indexed by (epoch, index)."""
 
     images: Tensor
     mask: Tensor
@@ -342,7 +342,7 @@ class Slices(Dataset[dict[str, Tensor]]):
 
 
 def step() -> None:
-    """Training steps as ``taskuq train --dry-run`` takes them."""
+    """Time training steps, as ``taskuq train --dry-run`` does."""
     torch.manual_seed(0)
     images = torch.randn(64, COILS, SIZE, SIZE, dtype=torch.complex64)
     mask = torch.zeros(SIZE, dtype=torch.bool)
@@ -369,7 +369,7 @@ def report_step(what: str, took: dict[str, float]) -> None:
 
 
 def authors(config: dict[str, Any] | None = None, device: str = "cuda") -> None:
-    """Time the authors' flow, VarNet and training step; ResNet-50 is that of the other parts."""
+    """Time the authors' flow, VarNet and training step, with the ResNet-50 of this benchmark."""
     folder = os.environ.get("TASKUQ_AUTHORS")
     if folder is None:
         report("authors' code", "", "", "set TASKUQ_AUTHORS to a copy of their repository")

@@ -4,10 +4,10 @@
     python -m benchmarks.scanner latency                       # or one of them
     OMP_NUM_THREADS=2 python -m benchmarks.scanner published   # on a GPU
 
-latency plays synthetic patients against a service with the bundled networks, over loopback, until
-100 rounds are decided, 32 samples each. memory plays 1000 small slices. published plays slices of 8
-coils and 320 x 320 against a service with the networks of the published size and random weights on
-a GPU, from a separate process.
+latency replays synthetic patients over loopback to a service with the bundled networks, until 100
+rounds of 32 samples are decided. memory replays 1000 small slices. published replays slices of 8
+coils and 320 x 320 from a separate process to a service on a GPU, whose networks have the published
+size and random weights.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ EVERY = 0.002
 
 @dataclass
 class Timed:
-    """Recovery or task with the time of each call."""
+    """Recovery or task that records the time of each call."""
 
     part: Callable[..., Any]
     seconds: list[float] = field(default_factory=list)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
-        """Call it."""
+        """Call the component and record the time."""
         begun = time.perf_counter()
         found = self.part(*given, **options)
         if torch.cuda.is_available():
@@ -84,7 +84,7 @@ def networks() -> tuple[Any, Any]:
 
 
 def row(name: str, seconds: list[float]) -> None:
-    """Print median and worst."""
+    """Print the median and the largest of the times."""
     print(f"{name:<44}{1e3 * np.median(seconds):>10.1f}{1e3 * max(seconds):>10.1f}", flush=True)
 
 
@@ -171,19 +171,19 @@ def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
 
 
 def noisy(measurement: Any, *, samples: int, seed: int) -> Tensor:
-    """Zero-filled images with noise: a recovery that takes no time."""
+    """Return zero-filled images with noise, a recovery that takes almost no time."""
     generator = torch.Generator().manual_seed(seed)
     picture: Tensor = measurement.preview
     return picture + 0.1 * torch.randn((samples, *picture.shape), generator=generator)
 
 
 def brightness(images: Tensor) -> Tensor:
-    """A task that takes no time."""
+    """Return the brightness of the centre, a task that takes almost no time."""
     return torch.sigmoid(images[..., 8:24, 8:24].mean((-2, -1)) - 1)
 
 
 def small_scan(number: int, slices: int = 8, size: int = 32) -> _StoredScan:
-    """A scan of noise."""
+    """Return a small scan of pure noise."""
     generator = torch.Generator().manual_seed(number)
     noise = torch.randn(2, slices, 2, size, size, generator=generator)
     kspace = {k: fft2c(torch.complex(*noise[:, k])).numpy() for k in range(slices)}

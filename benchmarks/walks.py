@@ -1,4 +1,4 @@
-"""Calls and modules of five warm walks through the package, counted by ``sys.setprofile``.
+"""Function calls and modules of five typical uses of the package, after a warm-up.
 
 python -m benchmarks.walks        # with -v, every function and its number of calls
 """
@@ -37,7 +37,7 @@ CASES, SAMPLES = 2188, 8
 
 
 def count(walk: Callable[[], Any]) -> Counter[tuple[str, str]]:
-    """Return the calls of a warm walk, by file and function."""
+    """Return the calls of one use after a warm-up, by file and function."""
     walk()
     walk()
     calls: Counter[tuple[str, str]] = Counter()
@@ -71,7 +71,7 @@ def task(images: Any) -> Any:
 
 
 def walks(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the name and the function of each walk."""
+    """Yield the name and the function of each use."""
     rng = np.random.default_rng(0)
     targets = rng.normal(size=CASES)
     outputs = targets[:, None] + rng.normal(size=(CASES, SAMPLES))
@@ -101,7 +101,7 @@ def walks(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def main() -> None:
-    """Print the calls and modules of each walk."""
+    """Print the number of calls and of modules of each use."""
     with tempfile.TemporaryDirectory() as folder:
         for name, walk in walks(Path(folder)):
             calls = count(walk)

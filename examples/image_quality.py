@@ -61,8 +61,8 @@ table = tq.Pipeline(measure, recover, PSNR()).run(
 print(table.targets.shape, np.median(table.targets, axis=1).round(1))
 
 # %% [markdown]
-# Calibrate a policy with a level goal. With `at_least`, a scan stops when the lower bound of its PSNR exceeds the level;
-# for distances such as NMSE, LPIPS and DISTS use `at_most`. The guarantee is for new patients: a random slice of a new
+# Calibrate a policy with a level goal. With `at_least`, a scan stops when the lower bound of its PSNR exceeds the level.
+# For distances such as NMSE, LPIPS and DISTS, use `at_most`. The guarantee is for new patients: a random slice of a new
 # patient has the reported quality with probability at least 0.9. `paper` is the rule of the authors' second paper, which
 # calibrates each round separately.
 

@@ -18,8 +18,8 @@ print(policy)
 
 # %% [markdown]
 # `tq.acquire` runs the loop on any object with a method `measure(round)`. Here the scanner replays the outputs of a
-# stored slice, so recovery and task only pass them on. With `state=` a scan resumes after a power cut, and an audit log
-# records every decision. A fault never stops a scan early.
+# stored slice, so recovery and task only pass them on. With `state=`, a scan can resume after a power cut, and an audit
+# log records every decision. A fault never stops a scan early.
 
 
 # %%
@@ -59,7 +59,7 @@ for found in tq.simulate(
 
 # %% [markdown]
 # A monitor tests whether new patients are exchangeable with the calibration patients, and withdraws the guarantee after
-# an alarm. The figure shows a slice that stopped early after many rounds, with its samples, intervals and truth:
+# an alarm. The figure shows one of the scans that stopped early, with its samples, intervals and truth:
 
 # %%
 monitor = tq.Monitor(policy)

@@ -1,9 +1,9 @@
-"""Bundle a trained network: float16 weights and their settings in the package.
+"""Copy a trained network into the package: its weights in float16 and its settings.
 
     python -m studies.bundle NAME FOLDER
 
-FOLDER is the output of ``taskuq train``. Prints the facts of the card ``NAME.md``, which is written
-by hand: parameters, steps, epoch and loss of the weights kept.
+FOLDER is the output of ``taskuq train``. The script prints the numbers of the model card, which is
+written by hand (``NAME.md``): parameters, steps, and epoch and loss of the best weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ESTIMATES = {"ct-sampler-chest": "ct-unrolled-chest"}
 
 
 def bundle(name: str, folder: Path, into: Path = FOLDER) -> Path:
-    """Write the best weights of a training as a bundled network."""
+    """Write the best weights of a training run as a bundled network."""
     path = folder / "best.safetensors"
     card = read_toml(path.with_suffix(".toml"))
     network = NETWORKS[card["kind"]].load(path, card["network"])

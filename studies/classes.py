@@ -1,8 +1,8 @@
-"""Coverage and acceleration of each class at the stop, with and without its own guarantee.
+"""Coverage and acceleration of each class, with and without a guarantee within classes.
 
     python -m studies.classes FOLDER -o docs/results/classes.csv
 
-FOLDER holds tables of task outputs in [0, 1]; a target above 0.5 stands in for the label.
+FOLDER holds tables of task outputs in [0, 1]; a case is positive if its target is above 0.5.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONDITIONS: dict[PolicyUnitName, dict[str, Any]] = {
 
 
 def rows(folder: Path, splits: int) -> Iterator[list[str]]:
-    """Simulate every policy."""
+    """Yield one row of results for each task, unit, goal, statistic and guarantee."""
     for task in TABLES:
         table = tq.TaskOutputs.load(folder / f"{task}.npz", task_range=(0.0, 1.0))
         table = replace_arrays(table, label=(table.targets > 0.5).astype(np.int64))
@@ -54,7 +54,7 @@ def rows(folder: Path, splits: int) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Write the table."""
+    """Simulate the policies and write the table of results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)

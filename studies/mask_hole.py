@@ -1,4 +1,4 @@
-"""PSNR of the shipped variational network with and without a hole in the centre of k-space.
+"""PSNR of the bundled variational network with and without a hole in the centre of k-space.
 
     python -m studies.mask_hole LGG.npz
 

@@ -5,8 +5,8 @@ python -m studies.pictures runs/demo           # prints the numbers, makes first
                                                # scan.png of docs/figures, and puts the numbers
                                                # between the marks of README.md
 
-The first is the first screen of the report (it needs Chromium and playwright), the second a scan
-that stops, round by round. All images are of the synthetic atlas.
+first-screen.png shows the first screen of the report (this needs Chromium and playwright), scan.png
+the rounds of a scan until it stops. All images show the synthetic atlas.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ def headline(run: Path) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     units = f"{record['unit']} ({record['n']} synthetic patients)"
     return "\n".join(lines) + (
-        f"\n\nα = {record['alpha']:g}, intervals at most {record['goal']['max_width']:g} wide, "
-        f"{record['trials']} random splits by {units}. Coverage is that of {record['coverage_of']}."
+        f"\n\nThe policies are simulated on {record['trials']} random splits by {units}, at α = "
+        f"{record['alpha']:g} and for intervals at most {record['goal']['max_width']:g} wide. "
+        f"Coverage is for {record['coverage_of']}."
     )
 
 

@@ -1,10 +1,10 @@
-"""Level goals of image quality: our policies next to the rule of the authors' second paper.
+"""Stopping at a level of image quality: taskuq's policies and the rule of the second paper.
 
     python -m studies.quality_goals FOLDER [docs/results/quality-goals.csv]
 
-FOLDER holds ``quality_*.npz``, tables with targets by round. Goals are the medians of the targets
-at R = 8. The rule of the paper calibrates a one-sided bound for each round and stops at the first
-round whose bound reaches the goal.
+FOLDER holds ``quality_*.npz``, tables with targets by round. The levels are the medians of the
+targets at R = 8. The authors' second paper calibrates a one-sided bound for each round; its rule
+stops in the first round whose bound reaches the level.
 """
 
 from __future__ import annotations

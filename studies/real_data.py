@@ -23,7 +23,7 @@ POLICIES = ("paper lwr", "paper cqr", "fixed-width spread")
 
 
 def lengths(runs: dict[str, Records]) -> str:
-    """Return the mean length of intervals of the first network, clipped to the range."""
+    """Return the mean interval length for the first network, clipped to the range."""
     lines = []
     for unit, table in UNITS.items():
         found = {(r["R"], r["score"]): r for r in rows(runs[NETWORKS[0]]["interval-length"], table)}
@@ -34,7 +34,7 @@ def lengths(runs: dict[str, Records]) -> str:
 
 
 def samples(runs: dict[str, Records]) -> str:
-    """Return the mean unclipped length with many samples and with few."""
+    """Return the mean unclipped interval length with many and with few posterior samples."""
     lines = []
     for network, records in runs.items():
         table = rows(records["sample-count"], UNITS["slice"])

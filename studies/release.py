@@ -264,7 +264,7 @@ def run_alone(place: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Go through the list."""
+    """Run the release checks, or print the table of compatible versions."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

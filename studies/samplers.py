@@ -2,8 +2,8 @@
 
     python -m studies.samplers [QUALITY.json TABLE] [--into docs/results/samplers.md]
 
-QUALITY.json is a record of ``taskuq quality``, TABLE a table of posterior samples; the default is
-the pair that the package bundles for the atlas.
+QUALITY.json is a record of ``taskuq quality``, TABLE a table of posterior samples; the defaults are
+those that the package bundles for the atlas.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def quality(record: Path = BUNDLED) -> str:
 
 
 def spread(record: Path = BUNDLED) -> str:
-    """Return the agreement of samples' spread and error, for methods that draw samples."""
+    """Return the agreement of the samples' spread and error, for methods that draw samples."""
     found = [r for r in json.loads(record.read_text())["results"] if "spread_error_ratio" in r]
     lines = [
         [f"{r['acceleration']:g}", r["method"], shown(r["spread_error_ratio"], 2),

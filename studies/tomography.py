@@ -1,13 +1,13 @@
-r"""Filtered back-projection and a sampler with few views.
+r"""Comparison of filtered back-projection and a sampler at few views.
 
     python -m studies.tomography FILE.npz --sampler BEST --tables BACK-PROJECTION SAMPLER \
         [--cases 60] [--splits 500] [--into docs/how-to/tomography.md --as luna]
 
-FILE holds images (uint8, 0 air to 255 bone), as studies/split.py writes them, and the tables are
-those that ``taskuq run`` made of it. For each number of views: the PSNR in dB (peak 1) of some
-slices, for the sampler that of the mean image; the mean error of the air fraction on all slices,
-widths of intervals, and coverage by slice (over all splits, exactly) and by scan (over random
-splits). Then the mean acceleration of stopping rules at widths of 0.02 and 0.04, split by scan.
+FILE holds images (uint8, 0 air to 255 bone) written by studies/split.py, from which ``taskuq run``
+computed the tables. For each number of views, the script prints the PSNR in dB (peak 1) on some
+slices (for the sampler, of the mean image); on all slices, the mean error of the air fraction, the
+interval width, and coverage by slice (over all splits, exactly) and by scan (over random splits).
+It also prints the mean acceleration of stopping rules at widths of 0.02 and 0.04, split by scan.
 ``--into`` replaces the block ``<!-- luna -->`` to ``<!-- end of luna -->``.
 """
 

@@ -1,12 +1,12 @@
-"""Tumour volume of a patient, the sum over its slices, with its interval.
+"""Intervals for the tumour volume of a patient, the sum over its slices.
 
     python -m studies.tumour_volumes SOURCE.npz [--alpha 0.2] [--report FOLDER] [--into FILE.md]
 
-SOURCE holds slices and masks of low-grade glioma, as studies/split.py reads it. On the same 56
-training patients a regression is fitted to the tumour area of a slice. The slices of the 32 test
-patients are measured by one coil at R = 16, 8, 4, 2 and zero-filled; predicted areas are summed by
-patient, and the sum has an interval for a new patient, for one of two targets: the prediction from
-the fully sampled image, or the volume of the masks. ``--into`` writes the table into a document,
+SOURCE holds slices and masks of low-grade glioma, the input of studies/split.py. A regression of
+the tumour area of a slice is fitted on the same 56 training patients. The slices of the 32 test
+patients are measured with one coil at R = 16, 8, 4, 2 and zero-filled, and predicted areas are
+summed by patient. Intervals for a new patient have one of two targets: the prediction from the
+fully sampled image, or the volume of the masks. ``--into`` writes the table into a document,
 ``--report`` builds a report.
 """
 
@@ -36,8 +36,8 @@ WORDS = {"case": "patient", "estimate": "zero-filled", "measurement": "line of k
 class AreaReader:
     """Regression of the tumour area of slices, in pixels.
 
-    It counts bright pixels of a smoothed slice, and of its difference from its mirror image: tumour
-    is bright, and on one side.
+    Its features are numbers of bright pixels, in a smoothed slice and in the difference from its
+    mirror image, because tumours are bright and on one side.
     """
 
     names = ("tumour volume",)
@@ -51,7 +51,7 @@ class AreaReader:
         self.weights = np.linalg.solve(inner, x.T @ areas)
 
     def __call__(self, images: Any) -> Any:
-        """Images (image, height, width) to areas (image,)."""
+        """Map images (image, height, width) to areas (image,)."""
         x = (self.seen(images) - self.center) / self.scale
         return np.maximum(np.c_[x, np.ones(len(x))] @ self.weights, 0.0)
 
@@ -68,7 +68,7 @@ class AreaReader:
 
 
 def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
-    """Return the table of predicted volumes, and the same with the volumes of the masks."""
+    """Return the table of predicted volumes, and the table whose targets are mask volumes."""
     with np.load(source, allow_pickle=False) as file:
         kept = file["central"]
         images, group = file["images"][kept], file["group"][kept].astype(str)

@@ -1,7 +1,7 @@
 """Coverage against its exact law
 
-Over random splits by case, the empirical coverage follows a known law for any data: the figure checks
-the code, not the assumption of exchangeability. Splits by patient have no such law.
+Over random splits by case, the empirical coverage follows a known law for any data. The figure therefore
+checks the code, not the assumption of exchangeability. Splits by patient have no such law.
 """
 
 import taskuq as tq

@@ -1,8 +1,8 @@
 """Cost of few calibration units
 
-The rank of the calibration score is rounded up, so intervals are a little too wide on average, most of
-all if α(n + 1) is just below a whole number. With fewer than 1/α − 1 units no interval is finite.
-The figure shows the expected width for normal errors, divided by the width for a known error
+The rank of the calibration score is rounded up, so intervals are a little too wide on average. The
+excess is largest if α(n + 1) is just below a whole number. With fewer than 1/α − 1 units, no interval is
+finite. The figure shows the expected width for normal errors, divided by the width for a known error
 distribution.
 """
 

@@ -1,7 +1,7 @@
 """Calibration units for a tolerance of coverage
 
-Number of exchangeable calibration units that keep the coverage of *one* calibration set near its
-target. The guarantee, an average over calibration sets, holds for any number.
+The figure shows how many exchangeable calibration units keep the coverage of *one* calibration set near
+its target. The guarantee is an average over calibration sets and holds for any number of units.
 """
 
 import taskuq as tq

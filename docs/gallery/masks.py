@@ -1,7 +1,7 @@
 """Nested masks
 
-The lines of k-space that each round of a scan measures. A round contains the lines of all earlier
-rounds, so that continuing a scan costs only the additional lines.
+The figure shows the lines of k-space that each round of a scan measures. A round contains the lines of
+all earlier rounds, so that continuing a scan costs only the additional lines.
 """
 
 import taskuq as tq

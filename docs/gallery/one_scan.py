@@ -1,8 +1,8 @@
 """One scan, stopping
 
-The interval of one case after each round of a scan, with the outputs on the 32 posterior samples, and the
-round in which the policy stops. With probability at least 0.9, the intervals of all rounds contain the
-target. The figure shows the target, which is unknown to the policy.
+The figure shows the interval of one case after each round of a scan, the outputs on the 32 posterior
+samples, and the round in which the policy stops. With probability at least 0.9, the intervals of all rounds
+contain the target. The figure also shows the target, which is unknown to the policy.
 """
 
 import taskuq as tq

@@ -1,7 +1,8 @@
 """Widths against the number of samples
 
-Mean width against the number of posterior samples. The score `lwr` needs many samples, because it relies
-on their spread; `mlwr` shrinks the spread towards a typical value, and about four samples are enough.
+The figure shows the mean width against the number of posterior samples. The score `lwr` needs many samples,
+because it relies on their spread. For `mlwr`, which shrinks the spread towards a typical value, about four
+samples are enough.
 """
 
 import taskuq as tq

@@ -1,7 +1,7 @@
 """From samples to intervals
 
-Three cases with the same mean and different spread. `ar` gives all of them the same width; `lwr` and
-`mlwr` follow the spread; `cqr` starts from quantiles of the samples.
+Three cases have the same mean and different spread. The score `ar` gives all of them the same width. The
+widths of `lwr` and `mlwr` follow the spread, and `cqr` starts from quantiles of the samples.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """When scans stop
 
-Fraction of cases that each policy stops after each round; R = 1 is a full scan. The paper's policy has no
-guarantee for the interval at the stop, and a fixed-width policy has one. An anytime policy guarantees the
-intervals of all rounds jointly, so its scans take longer.
+The bars show the fraction of cases that each policy stops after each round; R = 1 is a full scan. A
+fixed-width policy has a guarantee for the interval at the stop, and the paper's policy has none. An anytime
+policy guarantees the intervals of all rounds jointly, so its scans take longer.
 """
 
 import taskuq as tq

@@ -1,7 +1,7 @@
 """Widths against acceleration
 
-More measurements give narrower intervals; how much narrower depends on the score. Mean and standard
-deviation are computed over all splits of the table's cases, in closed form.
+More measurements give narrower intervals. How much narrower depends on the score. The mean and the
+standard deviation over all splits of the table's cases are computed in closed form.
 """
 
 import taskuq as tq

@@ -188,7 +188,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _fields(cls: Any) -> tuple[list[str], frozenset[str]]:
-    """Return the names of all fields, and of those without a default."""
+    """Return the names of all fields, and the names of the required ones."""
     required = [f.name for f in fields(cls) if f.default is MISSING is f.default_factory]
     return [f.name for f in fields(cls)], frozenset(required)
 

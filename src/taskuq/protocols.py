@@ -253,7 +253,7 @@ class SelfTunedScore(FittedScore, Protocol):
 
 
 class LeaveOneOutFit(Protocol):
-    """Fit of a regularised score to calibration units."""
+    """Fit of a score to calibration units, repeatable for any choice of these units."""
 
     def for_classes(self, classes: Any) -> LeaveOneOutFit:
         """Return the fit for a guarantee within each class, given classes (case,)."""

@@ -268,7 +268,7 @@ def masks(
 def _show_masks(
     masks: BoolArray, rates: Sequence[float], figure: Path, output: Path, lines: str | None = None
 ) -> None:
-    """Draw masks and print how many lines each has, and its centre unless they were learned."""
+    """Plot masks; print the number of lines of each and, unless learned, of its centre."""
     from taskuq.report.figures import draw_all
     from taskuq.report.figures._imaging import masks_figure
 

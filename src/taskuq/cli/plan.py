@@ -40,7 +40,7 @@ class _Goal:
 
     @property
     def levels(self) -> dict[str, Any]:
-        """Widths and levels, for all tasks or per task."""
+        """Parsed --max-width, --at-least and --at-most: one value, or one per task."""
         return {
             name: app.parse_per_task(getattr(self, name), name.replace("_", "-"))
             for name in ("max_width", "at_least", "at_most")
@@ -48,7 +48,7 @@ class _Goal:
 
     @property
     def guarantee(self) -> dict[str, Any]:
-        """Unit and conditions of the guarantee."""
+        """Options that set the unit and the conditions of the guarantee."""
         return {
             "unit": self.unit,
             "cases": app.parse_number_or_name(self.cases),

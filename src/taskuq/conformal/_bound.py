@@ -33,7 +33,7 @@ from taskuq.protocols import Score
 
 
 class Threshold(ABC):
-    """Calibrated threshold: the quantile of each new case."""
+    """Calibrated threshold, which gives the quantile of each new case."""
 
     @abstractmethod
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
@@ -370,7 +370,7 @@ class Bound(BaseBound):
     __call__ = predict
 
     def coverage_law(self, n_test: int) -> CoverageLaw:
-        """Return the exact law of the coverage of ``n_test`` new cases, for scores without ties."""
+        """Return the exact distribution of the coverage of ``n_test`` new cases, without ties."""
         g = self.guarantee
         if g.unit == "group" or g.condition or g.weighted or g.quantiles_per_interval > 1:
             message = "the law of coverage needs exchangeable cases and one quantile for all"
@@ -424,7 +424,7 @@ class Bound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> Bound:
-        """Read back the result of :meth:`to_dict`."""
+        """Return the bound that :meth:`to_dict` converted to JSON values."""
         threshold = _threshold_from_dict(record["threshold"])
         guarantee = Guarantee.from_dict(record["guarantee"])
         if len(threshold.quantiles) != guarantee.quantiles_per_interval:

@@ -194,7 +194,7 @@ def tuning_units(
 
 
 def tuning_count(units: int, fraction: float, alpha: Level) -> int:
-    """Return a tuning-set size near a fraction; alpha (n + 1) is whole for the n units left."""
+    """Return a tuning-set size near a fraction that leaves n units with alpha (n + 1) whole."""
     level = exact_alpha(alpha)
     take = math.floor(fraction * units)
     left = units - take
@@ -359,7 +359,7 @@ def _fit(
     range_: TaskRange,
     seed: int | np.random.Generator | None,
 ) -> tuple[Score, IntervalFamily | BracketedFamily, BoolArray]:
-    """Return the fitted score, the interval family of the calibration cases, and their indices."""
+    """Return the fitted score, the nested intervals of the calibration cases, and their mask."""
     unit, ends = guarantee._unit, guarantee.quantiles_per_interval
     kept = np.ones(len(targets), bool)
     if not isinstance(score, FittedScore):

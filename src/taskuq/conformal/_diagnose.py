@@ -30,7 +30,7 @@ MOST_BINS, CASES_PER_BIN = 20, 10
 
 @dataclass(frozen=True)
 class Estimate:
-    """Value, standard error over units (NaN for one unit), and value for calibrated samples."""
+    """Measured value, its standard error (NaN for one unit), and the value if calibrated."""
 
     value: float
     se: float
@@ -126,10 +126,10 @@ def diagnose(
 ) -> Diagnosis:
     r"""Test whether posterior samples are calibrated (simulation-based calibration).
 
-    If the truth and :math:`p` samples are exchangeable, the rank of the truth is uniform
-    on :math:`0, \dots, p`. A truth tied with samples counts equally for each possible rank. The
-    band of the histogram contains all :math:`B` bars of calibrated samples with probability
-    at least 0.95: each bar is a binomial fraction of :math:`n` cases, and each tail has probability
+    If the truth and :math:`p` samples are exchangeable, the rank of the truth is uniform on
+    :math:`0, \dots, p`. A truth tied with samples counts equally for each possible rank. All
+    :math:`B` bars of calibrated samples lie in the band with probability at least 0.95: it contains
+    a binomial fraction of :math:`n` cases except for two tails, each of probability
     :math:`0.05 / (2B)`. With groups, :math:`n` is Kish's effective size :math:`N^2 / \sum_v n_v^2`.
 
     Also measured, with jackknife standard errors over groups (or cases): the fair CRPS; the
@@ -396,8 +396,8 @@ def compare(
     r"""Test whether the units of two tables are exchangeable, e.g. those of two scanners.
 
     Under exchangeability every assignment of the :math:`n + m` units to the tables is equally
-    likely. For each round and task, the difference of the tables in the mean rank of a unit is
-    compared with that of other assignments :math:`\pi_1, \dots, \pi_B`:
+    likely. For each round and task, the difference :math:`d` between the mean ranks of the two
+    tables' units is compared with that under other assignments :math:`\pi_1, \dots, \pi_B`:
 
     .. math:: p = \frac{1 + \#\{b : |d(\pi_b)| \ge |d|\}}{1 + B}
 

@@ -308,7 +308,7 @@ def _bound(
 def _refitted(
     options: _Options, score: Score, side: BoundSide, trials: int, seed: int
 ) -> _PoolResults:
-    """Evaluate a score that is fitted anew to the calibration set of each split."""
+    """Evaluate a score that is fitted to the calibration set of each split."""
     checked, edges = options.checked, options.size_bins
     unit, index, m = checked.unit, checked.unit_of_case, checked.n_test
     of_case = index if unit.is_group else np.empty(0, np.int64)
@@ -372,7 +372,7 @@ def _left_out(
 
 @dataclass(frozen=True)
 class _PoolResults:
-    """Results of one pool for each split."""
+    """Results of each split of one pool of cases."""
 
     coverage: FloatArray
     case_coverage: FloatArray
@@ -466,7 +466,7 @@ def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArr
 
 
 def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
-    """Return two flags: any interval is unbounded, and any is unbounded at both ends."""
+    """Return True if any interval is unbounded, and True if any is unbounded at both ends."""
     interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)
     return bool(interval.is_unbounded.any()), bool(both.any())

@@ -67,7 +67,7 @@ class _QuantileLaw:
     def coverage_pmf(
         self, ordered: FloatArray, covered_from: FloatArray | None = None
     ) -> FloatArray:
-        """Return the probability that 0, 1, ..., m test cases are covered, ties included."""
+        """Return the probabilities that 0, 1, ..., m test cases are covered, ties included."""
         tied, beyond = self._tied_above(ordered, covered_from)
         pmf = np.zeros(self.n_test + 1)
         if not tied.any():
@@ -82,7 +82,7 @@ class _QuantileLaw:
         return pmf
 
     def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
-        """Return mean and sd of the test-fold mean of values that depend on the position."""
+        """Return mean and sd of the test-fold mean of values that depend on the quantile."""
         mean, variance = np.zeros((2, len(self.position)))
         N = self.n_calibration + self.n_test
         for total, square, size, taken in (
@@ -97,7 +97,7 @@ class _QuantileLaw:
         return self.total(mean / self.n_test, variance / self.n_test**2)
 
     def total(self, mean: FloatArray, variance: FloatArray) -> MeanAndSD:
-        """Combine moments conditional on each position into total moments."""
+        """Return mean and sd over all positions of the quantile from moments at each position."""
         p = self.probability
         if not np.isfinite(mean).all():
             return MeanAndSD(float("inf"), float("nan"))
@@ -384,7 +384,7 @@ def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Contiguous positions of sorted scores."""
+    """Consecutive positions of the quantile among the sorted scores, with the cases to sum."""
 
     pool: Pool
     rank: NDArray[np.int64]
@@ -399,7 +399,7 @@ class _Segment:
 
 
 def _add(sums: FloatArray, part: _Segment) -> None:
-    """Add the cases of a segment to the sums: linear ones directly, the others by bisection."""
+    """Add the cases of a segment to the sums; halve it for cases that are not linear in it."""
     count = len(part.position)
     if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
         _add_tables(sums, part)
@@ -412,7 +412,7 @@ def _add(sums: FloatArray, part: _Segment) -> None:
 
 
 def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
-    """Add and return the cases that are linear from the first to the last quantile."""
+    """Add the cases that are linear between the outer quantiles; return True for them."""
     q = part.quantiles
     ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
     offsets = [part.pool.offset(interval) for interval in ends]
@@ -465,7 +465,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _sums_at(
     values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
-    """Return the sums of each row before its position, up to it, and in total, (3, position)."""
+    """Return the sums of each row before a position, up to it, and in total, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
     near = values[:, low:high]
     near = np.cumsum(near**2 if squared else near, axis=1)
@@ -611,7 +611,7 @@ def part_measures(
 
 
 def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
-    """Return 1, coverage probability and mean width of each case when tested, (3, case)."""
+    """Return ones, and the coverage probability and mean width of tested cases, (3, case)."""
     n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
     if rank > n:
         width = pool.interval(math.inf).width

@@ -78,7 +78,7 @@ ROUNDING = 4 * float(np.finfo(float).eps)
 
 @dataclass(frozen=True)
 class LinearFamily:
-    """Intervals that grow linearly from two anchors on a link scale."""
+    """Nested intervals whose ends are linear in the quantile on the scale of a link."""
 
     low: FloatArray
     high: FloatArray
@@ -148,7 +148,7 @@ class LinearFamily:
 
 @dataclass(frozen=True)
 class _TwoQuantileFamily:
-    """Two-sided intervals with a quantile per end."""
+    """Two-sided nested intervals with a separate quantile for each end."""
 
     lower: LinearFamily
     upper: LinearFamily
@@ -181,7 +181,7 @@ def each_end(family: IntervalFamily) -> _TwoQuantileFamily:
 
 @dataclass(frozen=True)
 class _CallableFamily:
-    """Family of a user-defined score."""
+    """Nested intervals of a user-defined score."""
 
     source: Score
     outputs: FloatArray
@@ -211,7 +211,7 @@ class _CallableFamily:
 
 @dataclass(frozen=True)
 class BracketedFamily:
-    """Family with bracketed centre and scale; scores are the largest over corners."""
+    """Nested intervals of uncertain parameters; scores are the largest over their range."""
 
     corners: tuple[IntervalFamily, ...]
 

@@ -139,7 +139,7 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Guarantee:
-        """Read back the result of :meth:`to_dict`."""
+        """Return the guarantee that :meth:`to_dict` converted to JSON values."""
         names = {stored: name for name, stored in STORED.items()}
         return cls(**{names.get(key, key): value for key, value in record.items()})
 

@@ -199,7 +199,7 @@ class JointBound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> JointBound:
-        """Read back the result of :meth:`to_dict`."""
+        """Return the bound that :meth:`to_dict` converted to JSON values."""
         names, count = record["task_names"], len(record["scores"])
         if not isinstance(names, list) or [type(name) for name in names] != [str] * count:
             raise ValueError("each task needs a name")
@@ -245,10 +245,10 @@ def calibrate_joint(
     their maximum over the tasks is calibrated like a single score:
 
     ===========  ============================================================================
-    ``scale``    divided by their conformal quantile at :math:`\alpha/K`, for :math:`K` tasks, over
-                 the other units. These intervals are never wider than Bonferroni's, with error rate
-                 :math:`\alpha/K` per task. With ``delta``, divided by a quantile of tuning cases
-    ``minimax``  mapped by their empirical distribution on tuning cases, which is extrapolated
+    ``scale``    divide by the task's conformal quantile at error rate :math:`\alpha/K` over the
+                 other units, for :math:`K` tasks; intervals are never wider than Bonferroni's, with
+                 :math:`\alpha/K` per task. With ``delta``, divide by a quantile of tuning cases
+    ``minimax``  map by the task's empirical distribution on tuning cases, extrapolated
     ===========  ============================================================================
 
     Raises:
@@ -353,7 +353,7 @@ def _scaled_quantiles(
     guarantee: Guarantee,
     group: np.ndarray | None,
 ) -> tuple[Guarantee, tuple[float, ...]]:
-    """Return the quantiles of all tasks: those of Bonferroni times one factor of at most 1."""
+    """Return one quantile per task: Bonferroni's, times one common factor of at most 1."""
     # Scores (case, task) lie between `least` and `values`.
     tasks, units = values.shape[1], int(index.max()) + 1
     unit, each = guarantee._unit, exact_alpha(guarantee.alpha) / values.shape[1]

@@ -67,7 +67,7 @@ def coverage_rank(n_cal: int, alpha: float | Fraction) -> int:
 
 
 def min_calibration_size(alpha: float | Fraction) -> int:
-    """Return the smallest n with a finite bound."""
+    """Return the smallest number of calibration cases with a finite bound."""
     return math.ceil(1 / exact_alpha(alpha)) - 1
 
 
@@ -88,7 +88,7 @@ def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> i
 
 
 def guaranteed_rank(units: int, alpha: float | Fraction, delta: float | Fraction | None) -> int:
-    """Return the rank for alpha, or for alpha and delta."""
+    """Return the rank of the quantile that guarantees alpha, or alpha and delta if given."""
     return coverage_rank(units, alpha) if delta is None else _pac_rank(units, alpha, delta)
 
 

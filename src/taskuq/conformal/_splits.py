@@ -1,4 +1,4 @@
-"""Random splits of pools of cases into folds."""
+"""Random splits of cases into calibration and test folds."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def covering_quantile(
     quantiles: FloatArray,
     contains: Callable[[NDArray[np.int64], FloatArray], BoolArray],
 ) -> FloatArray:
-    """Return the smallest quantile that covers each target."""
+    """Return the smallest quantile at which the interval of each case contains its target."""
     first = np.searchsorted(quantiles, scores)
     cases = np.flatnonzero(first)
     cases = cases[contains(cases, quantiles[first[cases] - 1])]
@@ -237,7 +237,7 @@ def make_pools(
     rng: np.random.Generator | None,
     ends: int = 1,
 ) -> Iterator[Pool]:
-    """Yield the pools of a score."""
+    """Yield the cases to split with a fitted score, once for each random tuning set."""
     outputs, targets, range_ = checked.outputs, checked.targets, checked.task_range
     everyone = np.arange(len(targets))
     if not tuning_fraction(score):
@@ -379,7 +379,7 @@ def rank_for_guarantee(
     unit_of_case: NDArray[np.int64],
     covered_from: FloatArray | None = None,
 ) -> RankedScores:
-    """Sort scores for fast quantiles under a guarantee."""
+    """Sort the scores, so that the quantile of each split is found quickly."""
     entries = guarantee._unit_per_quantile.entries
     each, unit, weight = entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
@@ -512,7 +512,7 @@ def _from_top(weights: FloatArray) -> FloatArray:
 def _certified(
     splitting: Splits, ranking: RankedScores, bets: BettingEProcess
 ) -> tuple[NDArray[np.int64], FloatArray]:
-    """Find the quantile of each trial at which an e-process certifies the losses of its fold."""
+    """Find the quantile of each split at which an e-process certifies the calibration losses."""
     position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
     for block in _trial_blocks(splitting):
         folds = splitting.folds(block)

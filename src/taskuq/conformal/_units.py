@@ -63,7 +63,7 @@ def quantile_of_mean_loss(
 ) -> float:
     r"""Return the smallest score :math:`q` with :math:`\sum_v L_v(q) \le` ``allowed``, exactly.
 
-    Each case adds the inverse of its denominator to the loss of its unit.
+    The loss :math:`L_v(q)` sums 1 / denominator over the cases of unit v with scores above q.
     """
     # Counting in units of 1/lcm keeps the comparison free of rounding.
     common = math.lcm(*(int(n) for n in np.unique(denominator)))
@@ -286,7 +286,7 @@ def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _GroupFractionUnit(_RankedUnit):
-    """Exchangeable groups; a fraction of the cases of a new group is covered."""
+    """Exchangeable groups; at least a given fraction of the cases of a new group is covered."""
 
     is_group: ClassVar[bool] = True
 

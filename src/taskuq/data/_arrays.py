@@ -27,7 +27,7 @@ class ArrayDataset:
         group: Volume or patient of each case; ``"image"`` for one group per case.
         case: Names of the cases; default: their indices.
         site: Hospital or scanner of each case.
-        normalise: Divide each group by its :func:`group_scale`, or all images by a number.
+        normalise: True to divide each group by its :func:`group_scale`; a number divides all.
 
     Example:
         >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="image")

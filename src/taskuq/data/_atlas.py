@@ -54,7 +54,7 @@ class _Anatomy:
     outer: NDArray[np.uint8]
 
     def sample(self, points: NDArray[np.floating]) -> dict[str, NDArray[np.float32]]:
-        """Interpolate linearly at points (3, ...) in voxel coordinates; distances are in mm."""
+        """Interpolate each volume linearly at points (3, ...), in voxels; distances are in mm."""
         values = {}
         for name in _VOLUMES:
             unit, edge = (255, 0) if name in _TEMPLATES else (1 / _DEPTH_UNIT, 255)

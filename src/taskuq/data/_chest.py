@@ -100,7 +100,7 @@ class ChestData(DataConfig):
     """Settings of [data] for synthetic chest CT; targets are air fractions."""
 
     processes: ClassVar[int] = 8
-    coils: Coils = 0  #: Number of coils; must be 0.
+    coils: Coils = 0  #: Must be 0, because tomography has no coils.
     patients: Count = 100  #: Number of synthetic patients.
     size: Size = 128  #: Rows and columns of a slice.
     slices: Count = 4  #: Slices per patient.

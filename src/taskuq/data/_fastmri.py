@@ -161,7 +161,7 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
-    """Return prepared slices, why volumes are unreadable, and why raw k-space is read."""
+    """Return prepared slices, reasons for unreadable volumes, and the reason to read raw data."""
     if cache is None:
         return {}, {}, "no cache is named"
     prepared, missing = {}, {}
@@ -295,7 +295,7 @@ Grouping = Literal["patient", "volume"]
 class FastMRIDataset:
     """Slices of fastMRI volumes; a group is a patient or a volume.
 
-    Volumes of patients in ``without`` and unreadable volumes are left out, as ``notes`` reports.
+    Volumes of patients in ``without`` and unreadable volumes are left out; ``notes`` lists them.
     """
 
     def __init__(

@@ -362,7 +362,7 @@ class FindingWriter:
     rows_are: str = "quantity"
 
     def find(self, unit: Unit, compared: Mapping[str, Any], parts: Mapping[str, bool]) -> None:
-        """Add the results of splits by a unit, and the parts of the claim that they support."""
+        """Add the results of splits by a unit, with True for each supported part of the claim."""
         by = f"by {unit.counted}"
         self.parts[by] = dict(parts)
         for what, value in compared.items():

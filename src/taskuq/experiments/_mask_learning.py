@@ -40,7 +40,7 @@ class MaskLearningConfig(ImagingConfig):
     random_candidates: Natural = 0
     #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
     objective: Aim = "gradient"
-    regularisation: Positive = RIDGE  #: Noise variance divided by the variance of samples.
+    regularisation: Positive = RIDGE  #: Noise variance relative to the variance of the samples.
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -105,7 +105,7 @@ class _MaskLearner:
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
-        """Return the given lines or equally many random lines, whichever have the lower CRPS."""
+        """Return the given lines, or as many random lines if their CRPS is lower."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
         for _ in range(self.config.random_candidates):

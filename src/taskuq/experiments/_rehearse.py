@@ -292,7 +292,7 @@ class Rehearsal:
 
 
 def _usable(folder: Path, source: Path) -> Iterator[tuple[Path, int]]:
-    """Yield usable volumes and their numbers of slices, volumes with a tear first."""
+    """Yield usable volumes and their numbers of slices, those with a positive label first."""
     from taskuq.data._volume import open_volume, read_annotations, read_file_list
 
     listed = read_file_list(source / TABLES[1])

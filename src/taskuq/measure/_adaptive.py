@@ -242,7 +242,7 @@ def _require_samples(samples: int, objective: Aim) -> None:
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
-    """Remove each sample's own contribution to the direction from its values."""
+    """Remove, from the values of each sample, its own contribution to the direction."""
     scale = len(z) / (len(z) - 1)
     own = held.abs().square().sum(2)
     others = values - scale * own[..., None] * z
@@ -270,7 +270,7 @@ class AdaptiveConfig:
 
     #: Variance to reduce: that of the task (by its gradient or its outputs) or of the image.
     objective: Aim = "gradient"
-    regularisation: Positive = RIDGE  #: Noise variance divided by the variance of samples.
+    regularisation: Positive = RIDGE  #: Noise variance relative to the variance of the samples.
     selection_samples: Count | None = None  #: Number of samples used to choose lines; default: all.
     #: Fraction of the new lines of a round that are chosen; the others come from the masks.
     adaptive_fraction: Unit = 1.0
@@ -298,7 +298,7 @@ def require_line_measure(system: Any) -> LineMeasure:
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveLines:
-    """Rule that chooses the lines with the largest reduction of the task's variance.
+    """Rule that chooses the lines expected to reduce the variance of the task most.
 
     Args:
         system: Imaging system.

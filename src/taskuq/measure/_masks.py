@@ -120,7 +120,7 @@ _SHARPNESS = 8.0
 
 
 def _gro_lines(width: int, lines: int, *, density: float, sharpness: float) -> list[int]:
-    """Return the sorted columns of a GRO frame; duplicates after rounding are dropped."""
+    """Return the sorted columns of a GRO mask, without duplicates after rounding."""
     if not 0 < lines <= width:
         raise InputError(f"lines is {lines}; pass 1 to {width}", code="value.invalid")
     for name, value in (("density", density), ("sharpness", sharpness)):
@@ -223,7 +223,7 @@ def nested_masks(
         width: Number of columns of k-space.
         accelerations: R of each round, decreasing.
         seed: Integer or Generator for the random lines.
-        rule: Density of random lines.
+        rule: Density of random lines: 'inverse-distance' from the centre, or 'uniform'.
         acs: Number of contiguous central columns of each round; by default 9 of 20 lines in the
             first round, and later the paper's 16, 24 and 32 of 320 columns at R = 8, 4 and 2,
             interpolated for other R.

@@ -191,7 +191,7 @@ class SimulatedMRIScanner:
 def combine_columns(
     pieces: Sequence[Columns], shape: tuple[int, ...], accelerations: Sequence[float]
 ) -> MRIMeasurement:
-    """Return the measurement of all pieces; its images equal ``ifft2c`` to the bit."""
+    """Return the measurement of all pieces; its images equal ``ifft2c`` bit for bit."""
     mask = torch.zeros(shape[-1], dtype=torch.bool)
     kspace = torch.zeros(shape, dtype=torch.complex64)
     for piece in pieces:

@@ -357,7 +357,7 @@ class SlurmOptions:
 
 
 class _JobTimeout(BaseException):
-    """Exceeded time limit of a job; not an Exception, so that it is not attributed to a case."""
+    """Exceeded time limit of a job; as no Exception, it is not attributed to a case."""
 
 
 def _run_share(work: WorkItems, todo: list[int]) -> Exception | None:

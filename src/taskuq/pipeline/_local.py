@@ -418,7 +418,7 @@ def _agree(now: FloatArray, then: FloatArray, others: FloatArray) -> bool:
 
 
 def choose_cases(executor: CaseExecutor, cases: RunCases, chosen: int | Sequence[str]) -> list[int]:
-    """Choose the cases to display before any recovery: by name, or spread over the targets."""
+    """Choose, before any recovery, the cases to display: by name or spread over the targets."""
     if not isinstance(chosen, int):
         if missing := [name for name in chosen if name not in cases.case]:
             text = f"keep_images names {missing[0]}, which is no case; use names such as "

@@ -60,7 +60,7 @@ class Goal:
 
     @property
     def statement(self) -> str:
-        """Goal in words."""
+        """Goal in words, for use in sentences."""
         if self.level is not None:
             return f"the target is at {'least' if self.side == 'lower' else 'most'} {self.level:g}"
         if self.side == "two":

@@ -307,8 +307,8 @@ class PaperPolicy(NestedPolicy):
 
     def statement(self, goal: Goal | Goals, guarantee: str) -> str:
         return (
-            "Measured, not guaranteed: each round by itself keeps its error rate, but the "
-            "interval reported at the stop is chosen by its width and may miss more often."
+            "Measured, not guaranteed: the intervals of each single round keep the error rate, but "
+            "a scan reports the one that is narrow enough, which may miss more often."
         )
 
 

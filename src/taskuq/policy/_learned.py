@@ -98,7 +98,7 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
 
 
 class _SelfTunedCell(NamedTuple):
-    """Self-tuned rule of one task and round."""
+    """Rule of one task and round whose score is fitted to the calibration units."""
 
     fit: LeaveOneOutFit
     summary: Any
@@ -171,7 +171,7 @@ class SelfTunedRules:
     def learn_outside(
         self, test: NDArray[np.uint8], index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
-        """Fit rules to the units outside a test set; return index, bounded and final statistics."""
+        """Fit rules to the units outside a test set; return unit index and both statistics."""
         kept = test[index] == 0
         units = (np.cumsum(test == 0) - 1)[index[kept]]
         rules, statistics = self.learn(kept, units)
@@ -214,7 +214,7 @@ def _family(score: Score, summary: Any) -> LinearFamily:
 
 
 class _Bracket(NamedTuple):
-    """Extremes of the statistics of a task and round over a range of scores."""
+    """Bounds on the statistics of a task and round over a range of scores."""
 
     lowest: FloatArray
     largest: FloatArray
@@ -226,7 +226,7 @@ class _Bracket(NamedTuple):
 def _bracket(
     rule: StoppingRule, summary: Any, targets: FloatArray, corners: Sequence[Score]
 ) -> _Bracket:
-    """Return the extremes: of scores at the corners, of thresholds over all centres and scales."""
+    """Return bounds on the statistics over all scores between the corners of their range."""
     families, n, corner = (
         [_family(corner, summary) for corner in corners],
         len(targets),

@@ -520,7 +520,7 @@ def _degenerate_warning(
     if np.max(thresholds[0]) > LEAST:
         return None
     return (
-        f"Even the lowest threshold, minus infinity, keeps misses within {allowed}: "
+        f"Misses stay within {allowed} even at a threshold of minus infinity: "
         "every scan stops in the first round whose report can reach the goal "
         f"({stops[0].mean():.0%} of the calibration scans in round 0)."
     )

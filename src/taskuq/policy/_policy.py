@@ -138,7 +138,7 @@ class Policy(Displayed):
 
     @property
     def is_guaranteed(self) -> bool:
-        """True if the report at the stop has a finite-sample guarantee."""
+        """True if the interval reported at the stop has a finite-sample guarantee."""
         return POLICIES[self.kind].is_guaranteed
 
     @cached_property
@@ -163,8 +163,8 @@ class Policy(Displayed):
                 parts.append(f"If groups of one case exist, this holds for all but {sets}.")
         if self.is_guaranteed and self.goal.has_level and not self.guarantee.given:
             parts.append(
-                f"The error rate of {self.alpha:g} is over all scans: among those that stop early, "
-                "the reported statement may be false more often."
+                f"The error rate of {self.alpha:g} is over all scans; among those that stop early, "
+                "a larger fraction of reports may miss the target."
             )
         if "chosen" in self.provenance:
             parts.append(str(self.provenance["chosen"]["sentence"]))

@@ -100,7 +100,7 @@ class StoredScans:
         return costs(self.accelerations)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the scores of cases, or the thresholds where reports already cover the target."""
+        """Return the threshold of each round from which the report of a case covers its target."""
         found = self.statistics.score.copy()
         for k, row in enumerate(thresholds):
             q = np.broadcast_to(row, found[k].shape)
@@ -129,7 +129,7 @@ class StoredScans:
 def simulate_each_split(
     calibrate: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
 ) -> SimulatedStops:
-    """Apply rules and thresholds, (round,) or (round, case), of each split to its test cases."""
+    """Apply the rules and thresholds calibrated in each split to its test cases."""
     sums, by_case = np.zeros((11 + 2 * rounds, splitting.trials)), np.zeros((5, splitting.n_cases))
     for t in range(splitting.trials):
         scans, thresholds = calibrate(t)

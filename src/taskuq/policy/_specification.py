@@ -124,7 +124,7 @@ def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, A
 
 
 def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
-    """Draw outputs (round, sample, task) of a case."""
+    """Draw synthetic outputs (round, sample, task) of one test case."""
     columns = []
     for t, range_ in enumerate(policy.task_ranges):
         goal = policy.goal.for_task(t)

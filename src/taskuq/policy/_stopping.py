@@ -201,8 +201,8 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
     what = guarantee.removeprefix("Guaranteed: ")
     return (
-        f"Guaranteed for the report at the stop, made once it can be stated that {goal.statement}: "
-        f"{what} A fully sampled scan yields the target itself."
+        f"Guaranteed for the report at the stop: {what} A scan stops early only if its report "
+        f"meets the goal ({goal.statement}); a fully sampled scan yields the target itself."
     )
 
 
@@ -345,8 +345,8 @@ def certified_rounds(
 ) -> FloatArray:
     """Return a separately certified threshold for each round; infinite if there is none.
 
-    Each is tested given the thresholds of earlier rounds; delta is divided among their
-    combinations.
+    Each threshold is tested given those of earlier rounds; delta is divided among all
+    combinations of these.
     """
     first, rounds = classes[0], len(statistics.lowest)
     unit, index, levels = first.unit, first.index, first.guarantee.stratum_levels
@@ -396,7 +396,7 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return thresholds for the next round: the first with misses within given parts of alpha."""
+    """Return the thresholds to test in a round: the first with misses within each part of alpha."""
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)
     top = statistics.allowance(index)[k, index] if unit.stops_together else statistics.largest[k]

@@ -253,7 +253,7 @@ def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor
 class ScanRandomisation:
     """Settings of [randomise]: random masks, coils, noise and contrast."""
 
-    fixed_mask_fraction: Unit = 0.25  #: Fraction of cases that use a mask of [measure].
+    fixed_mask_fraction: Unit = 0.25  #: Fraction of cases that have a mask of [measure].
     #: Distribution of the random masks of the other cases.
     masks: _RandomMasks = field(default_factory=_RandomMasks)
     #: Possible numbers of coils, one of which is drawn per batch; requires data.coils = 0.

@@ -69,7 +69,7 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class VarNetEstimate(NamedTuple):
-    """Point estimates of a batch, with everything that conditions the samples."""
+    """Point estimates of a batch, with the quantities on which samples are conditioned."""
 
     image: Tensor
     first: Tensor
@@ -113,7 +113,7 @@ class VarNetEstimate(NamedTuple):
 
 
 def noise_scale_of(mask: Tensor) -> float:
-    r"""Return :math:`\min((1 - m)^{-1/2}, \sqrt 2)` for the sampled fraction :math:`m`."""
+    r"""Return the noise scale :math:`\min((1 - m)^{-1/2}, \sqrt 2)` for a sampled fraction m."""
     unmeasured = 1 - mask.float().mean().item()
     return min(unmeasured**-0.5, MAX_NOISE_SCALE) if unmeasured else 1.0
 
@@ -203,7 +203,7 @@ class EstimateDataset:
 
 @dataclass(frozen=True)
 class CrossFitConfig:
-    """Point-estimate network and its cross-fitting."""
+    """Settings of a point-estimate network and of its cross-fitting."""
 
     weights: Path | None = None  #: Trained network; by default, one is trained first.
     folds: Natural = 0  #: Cross-fitting folds; 0 for weights trained on other patients.

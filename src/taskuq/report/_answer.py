@@ -238,7 +238,7 @@ def _deviation(value: float, of: float) -> str:
 
 
 def _slack(best: Record, share: float = 1.0) -> float:
-    """Return the margin for chance in the coverage of a fraction of all scans."""
+    """Return the margin for chance when coverage is measured on a fraction of all scans."""
     error = number(best["standard_errors"]["coverage"])
     return 0.0 if math.isnan(error) else CHANCE * error / share
 
@@ -328,7 +328,7 @@ def _of_simulation(
 
 
 def _evaluated(contents: Contents) -> list[tuple[Record, Record]]:
-    """Return the results of evaluations that describe this run, each with its record."""
+    """Return the evaluation results that apply to this run, each with its record."""
     return [
         (row, record)
         for record in contents.evaluations.values()

@@ -318,7 +318,7 @@ def _experiment(record: Record) -> _Experiment:
 def _opened(
     folder: RunFolder, schema: str, load: Callable[[Path], _Stored]
 ) -> tuple[RunFolder, dict[str, _Stored]]:
-    """Open stored policies or bounds; unreadable ones are listed, not raised."""
+    """Open stored policies or bounds; unreadable ones are listed and raise no error."""
     opened, unreadable = {}, list(folder.unreadable)
     for found in folder.of(schema):
         try:

@@ -111,11 +111,11 @@ IDS = ("case", "group", "label", "calibration_group", "calibration_label", "roun
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
     """Validate the arrays of an explorer and write them as an ``.npz`` file.
 
-    S is the number of slices, T of rounds, p of posterior samples, J of sample images of size H x
-    W, and n of calibration cases. Required: ``case``, ``group`` (S,), ``accelerations`` (T,),
-    ``truth`` (S, H, W), ``mean``,
-    ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets`` (S,), ``calibration_outputs``
-    (n, T, p), ``calibration_targets`` (n,). All other arrays of :class:`Explorer` are optional.
+    S is the number of slices, T of rounds, p of posterior samples and n of calibration cases;
+    images have the size H x W. Required arrays are ``case`` and ``group`` (S,), ``accelerations``
+    (T,), ``truth`` (S, H, W), ``mean`` and ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets``
+    (S,), ``calibration_outputs`` (n, T, p) and ``calibration_targets`` (n,). All other arrays of
+    :class:`Explorer` are optional.
 
     Args:
         path: Output file, ``explorer.npz`` in a run's folder.
@@ -368,7 +368,7 @@ def _steady(
     explorer: Explorer,
     range_: TaskRange,
 ) -> dict[str, Any]:
-    """Return the families of a score fitted to all calibration cases, for units and classes."""
+    """Return nested intervals of a score fitted to all calibration cases, by unit and class."""
     group, label = explorer.calibration_group, explorer.calibration_label
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
@@ -392,7 +392,7 @@ def _steady(
 
 
 def _corners(corners: Iterable[Sequence[Any]], reads: list[Any]) -> dict[str, Any]:
-    """Return scales of all rounds, and each corner's shift as an index into distinct values."""
+    """Return the scale and the shift of each corner in all rounds, shifts as indices."""
     scales: list[str] = []
     shifts = []
     for scores in corners:

@@ -488,7 +488,7 @@ class RunFolder:
 
 
 def read_folder(path: Path) -> RunFolder:
-    """Read the folder of a run; unreadable files are listed, not raised."""
+    """Read the folder of a run; unreadable files are listed and raise no error."""
     if not path.is_dir():
         text = f"there is no folder {path}; pass the folder of a run"
         raise InputError(text, code="file.missing")

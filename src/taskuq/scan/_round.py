@@ -53,7 +53,7 @@ def find_mismatches(
 
 
 def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
-    """Warn and return the reason why the guarantee does not apply, or None if it does."""
+    """Warn of mismatches; return the reason why the guarantee does not apply, or None."""
     if not mismatches:
         return None
     text = "; ".join(mismatches)

@@ -36,7 +36,7 @@ from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
 class _Export(nn.Module):
-    """Exportable recovery; the list hides its weights from torch, so that they become constants."""
+    """Exportable recovery; its weights, hidden from torch in a list, are exported as constants."""
 
     def __init__(self, recover: Any) -> None:
         super().__init__()

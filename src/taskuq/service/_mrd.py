@@ -33,7 +33,7 @@ class Geometry:
     coils: int | None = None  #: Number of receive coils.
     matrix: tuple[int, int] | None = None  #: Readout samples (not oversampled) and lines.
     field_of_view: FieldOfView | None = None  #: Readout, phase encoding, slice thickness (mm).
-    prewhitened: bool = False  #: Coils are prewhitened with noise scans.
+    prewhitened: bool = False  #: True if the coils are prewhitened with noise scans.
 
     def __post_init__(self) -> None:
         sizes = (self.coils or 1, *(self.matrix or ()), *(self.field_of_view or ()))
@@ -370,8 +370,8 @@ def frame_problem(acquisition: Any, frame: tuple[Any, ...]) -> str | None:
 def remove_oversampling(data: NDArray[np.complexfloating], samples: int) -> NDArray[np.complex64]:
     """Remove two-fold readout oversampling from a line (coil, samples), if it has any.
 
-    The image row is cropped to its central half; the k-space values of an object inside that half
-    do not change.
+    The image row is cropped to its central half, which does not change the k-space values of an
+    object inside it.
     """
     if data.shape[-1] == samples:
         return data.astype(np.complex64, copy=False)

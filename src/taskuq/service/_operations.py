@@ -23,26 +23,26 @@ class ServeConfig:
     policy: Path = Path("policy.json")  #: Policy written by taskuq plan.
     recover: str | None = None  #: Recovery network: weights file or bundled name.
     task: str | None = None  #: Task network: weights file or bundled name.
-    masks: Path | None = None  #: Mask file written by taskuq masks.
-    adaptive: Path | None = None  #: TOML file of the run whose [adaptive] chooses lines.
-    runtime: Path | None = None  #: Folder written by taskuq export.
-    output: Path = Path("scans")  #: Folder for scan states, audit log and monitor.
+    masks: Path | None = None  #: Mask file written by taskuq masks; default: the paper's.
+    adaptive: Path | None = None  #: Run configuration (TOML) whose [adaptive] chooses lines.
+    runtime: Path | None = None  #: Exported networks to use instead (folder of taskuq export).
+    output: Path = Path("scans")  #: Folder for scan states, audit log and monitor state.
     host: str = "127.0.0.1"  #: Address to listen on.
     port: int = 9002  #: Port to listen on.
-    health_port: int | None = None  #: Port of health and metrics.
+    health_port: int | None = None  #: HTTP port for health checks and metrics; default: none.
     shadow: bool = False  #: Log decisions but never stop a scan.
-    monitor: float | None = None  #: False-alarm probability of the monitor.
-    deadline: float | None = None  #: Seconds allowed for recovery and task of a round.
-    device: str | None = None  #: cpu, cuda or mps.
+    monitor: float | None = None  #: False-alarm probability of a monitor; default: no monitor.
+    deadline: float | None = None  #: Seconds for recovery and task of a round; default: no limit.
+    device: str | None = None  #: Device of the networks: cpu, cuda or mps; default: the best.
     connections: int = 16  #: Maximum number of simultaneous connections.
     max_message: int = 32  #: Maximum message size in MiB.
     max_scan: int = 8192  #: Maximum k-space size of a scan in MiB.
-    max_buffer: int = 2048  #: Maximum undecided data per connection in MiB.
+    max_buffer: int = 2048  #: Maximum data of a connection awaiting decisions, in MiB.
     idle_timeout: float = 600.0  #: Seconds without a line after which a connection is closed.
     allow_mismatch: bool = False  #: Accept a mismatch with the calibration, without a guarantee.
     seed: int = 0  #: Seed of the posterior samples.
     log: Path | None = None  #: File for JSON lines; default: standard error.
-    log_level: str = "info"  #: debug, info, warning or error.
+    log_level: str = "info"  #: Lowest level to log: debug, info, warning or error.
     geometry: Geometry = field(default_factory=Geometry)  #: Geometry not recorded in the policy.
 
     def __post_init__(self) -> None:

@@ -175,7 +175,7 @@ class _Rows:
         )  # fmt: skip
 
     def _entries(self, name: str, index: np.ndarray, count: int) -> np.ndarray | None:
-        """Return one value per index; raise InputError if its rows have different values."""
+        """Return one value per index; raise InputError if its rows disagree."""
         if name not in self:
             return None
         values = self.numbers(name) if name == "target" else self.ids(name)

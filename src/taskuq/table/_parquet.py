@@ -210,14 +210,14 @@ def _as_texts(array: Any) -> Any:
 
 
 def _concatenate(arrays: Sequence[Any]) -> Any:
-    """Join ids, as strings if some are strings and others integers."""
+    """Join arrays of ids; convert all ids to strings if some are strings."""
     if len(arrays) > 1 and len({array.type for array in arrays}) > 1:
         arrays = [_as_texts(array) for array in arrays]
     return pa.concat_arrays(arrays)
 
 
 def index_of(array: Any, among: Any) -> np.ndarray:
-    """Return the index of each id, -1 if absent."""
+    """Return the position of each id among others; -1 if it is absent."""
     if array.type != among.type:
         array, among = _as_texts(array), _as_texts(among)
     return np.asarray(pc.fill_null(pc.index_in(array, value_set=among), -1))
@@ -244,7 +244,7 @@ def write_case_list(folder: Path, case: list[str], **ids: Any) -> Path:
 
 
 def read_case_list(folder: Path) -> list[str] | None:
-    """Return all planned cases in the order of the table, or None."""
+    """Return the names of all planned cases in the order of the table, or None."""
     path = folder / CASE_LIST
     if not path.exists():
         return None
@@ -445,7 +445,7 @@ def image_marks(folder: Path) -> dict[str, str]:
 def _read_places(
     shards: Sequence[Path], header: TableHeader, ids: Sequence[str] = ()
 ) -> list[tuple[Any, np.ndarray, dict[str, Any]]]:
-    """Return the case and the round of each row, and the ids that a shard has, per shard."""
+    """Return, for each shard, the case and the round of each row, and the stored ids."""
     places = []
     for shard in shards:
         rows, source = _read_columns(shard, PLACE, header.identity, ids), f"shard {shard.name}"
@@ -546,7 +546,7 @@ Places = tuple[np.ndarray, np.ndarray]
 
 
 def read_shards(folder: Path) -> TaskOutputs:
-    """Read a table in batches of rows into arrays of the final size."""
+    """Read the table of a folder of shards, with little memory in addition to its arrays."""
     header = read_header(folder)
     shards = _shard_paths(folder)
     if not shards:

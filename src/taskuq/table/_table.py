@@ -570,7 +570,7 @@ DESCRIBED = tuple(signature(TaskOutputs).parameters)[2:]
 
 
 def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs:
-    """Return a table from a table, its path, a data frame, or described arrays."""
+    """Return a table, given a table, its path, a data frame, or arrays with their description."""
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
         message = f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}"

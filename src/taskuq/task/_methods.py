@@ -42,12 +42,12 @@ class AirFraction:
 
 @dataclass(frozen=True)
 class Area:
-    """Area of the pixels with intensity above (or below) a threshold, in a given unit."""
+    """Total area of the pixels with intensity above (or below) a threshold."""
 
-    threshold: float  #: Intensity threshold.
+    threshold: float  #: Intensity above (or below) which pixels are counted.
     pixel_area: NonNegative = 1.0  #: Area of a pixel; 0 returns the fraction of the image.
     unit: str = "px"  #: Unit of the area, appended to the task's name.
-    below: bool = False  #: Count pixels below the threshold.
+    below: bool = False  #: Count pixels below the threshold instead of above it.
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0 <= self.pixel_area < math.inf):

@@ -34,7 +34,7 @@ class _FullReference(ABC):
 
     @abstractmethod
     def _compare(self, reported: Tensor, images: Tensor) -> Tensor:
-        """Return the quality of an image relative to several images (image, height, width)."""
+        """Return the quality of one image relative to each of several (image, height, width)."""
 
     def compare(self, reported: Any, images: Any) -> Tensor:
         """Return the quality of a reported image relative to each of several images, (image,)."""

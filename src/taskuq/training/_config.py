@@ -19,11 +19,11 @@ class TrainingConfig:
 
     epochs: Count = 150  #: Passes over the training cases.
     batch: Count = 8  #: Cases per step, over all processes.
-    learning_rate: Positive = 1e-4  #: Peak learning rate of Adam.
+    learning_rate: Positive = 1e-4  #: Highest learning rate of Adam.
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)  #: Decay rates of Adam.
-    weight_decay: NonNegative = 0.0  #: Weight decay.
+    weight_decay: NonNegative = 0.0  #: Weight decay of the optimiser; 0 for none.
     adamw: bool = False  #: Use AdamW (decoupled weight decay) instead of Adam.
-    warmup_steps: Natural = 0  #: Steps of linear learning-rate warm-up.
+    warmup_steps: Natural = 0  #: Steps over which the learning rate rises linearly to its peak.
     #: Decay of the moving average (EMA) of the weights; 0 disables it.
     ema: BelowOne = 0.0
     #: First epoch included in an average of the weights over epochs; 0 for no average.
@@ -42,7 +42,7 @@ class TrainingConfig:
     compile: bool = False  #: Compile the network with torch.compile.
     cuda_graphs: bool = False  #: Run training steps as CUDA graphs; one GPU only.
     deterministic: bool = False  #: Use deterministic kernels only.
-    checkpoint_every: Count = 1  #: Epochs between checkpoints.
+    checkpoint_every: Count = 1  #: Epochs between checkpoints, from which training resumes.
     #: Epochs without improvement before training stops; 0 to train all epochs.
     patience: Natural = 0
 

@@ -89,7 +89,7 @@ def score_to_dict(score: Any) -> dict[str, Any]:
 
 
 def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> Score:
-    """Read back the result of :func:`score_to_dict`; ``custom`` is an object of a user's class."""
+    """Return the score stored by :func:`score_to_dict`; ``custom`` is your object, if any."""
     name = record.get("name")
     if name == "custom":
         if custom is None or type(custom).__name__ != record.get("class"):

@@ -70,7 +70,7 @@ def unit_quantile(
 
 
 def _value_at(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
-    """Return a quantile of the mean distribution function of units."""
+    """Return a quantile of the distribution function averaged over units."""
     if not 0 < level <= 1:
         return -np.inf if level <= 0 else np.inf
     order = np.argsort(values, kind="stable")
@@ -181,13 +181,13 @@ CLASS_FLOOR = 0.4
 
 
 def _tail(units: int) -> float:
-    """Return the level of the lower of the two quantiles whose midpoint is the shift."""
+    """Return the level of the lower quantile; the shift is its midpoint with the upper one."""
     return min(0.5, max(0.15, 3 / math.sqrt(units)))
 
 
 @dataclass(frozen=True)
 class _Cases:
-    """Summary of cases, their targets, and the spreads whose unit quantiles define the prior."""
+    """Summarised cases, their targets, and the spreads to which the prior is fitted."""
 
     read: _SampleSpreads
     targets: FloatArray | None
@@ -234,7 +234,7 @@ class _Cases:
         return SpreadPrior(centered, DEGREES, COVARIATES, typical, level, least)
 
     def scale(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
-        """Return the scale u of some cases."""
+        """Return the scale u, by which residuals are divided, of the kept cases."""
         if self.read.samples < 2 or prior is None:
             return np.ones(int(kept.sum()))
         spread = prior.moderated(self.read.deviation[kept], self.covariate[kept], self.read.samples)
@@ -331,7 +331,7 @@ class MLWR(NestedIntervalScore):
     def leave_one_out(
         self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange
     ) -> _SelfTunedMLWR:
-        """Return the score fitted to calibration units, without a held-out set."""
+        """Return a fit of the score to the calibration units themselves, without tuning units."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = natural_link(range_)
         cases = _Cases(read, targets, link, self.floor, range_)
@@ -409,7 +409,7 @@ class _SelfTunedMLWR:
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return the corners of the range if quantile levels are off by at most a margin."""
+        """Return the extreme scores if quantile levels are off by at most a margin."""
         cases, units = self.cases, int(index.max()) + 1
         priors: list[Any] = [None, None]
         if cases.read.samples > 1 and units >= FEWEST_UNITS:
@@ -498,7 +498,7 @@ def _among(
     level: float,
     order: NDArray[np.int64],
 ) -> _UnitQuantile:
-    """Return a quantile of the units that have values, and its range for every unit."""
+    """Return a quantile over units with values, and its range if one unit is replaced."""
     found = unit_quantile(values, inner, level, order)
     if len(has) == units:
         return found
@@ -516,7 +516,7 @@ def _among(
 def _shared_shift(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], classes: NDArray[np.int64]
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift nearest to 0 between those of the classes, and its range by unit."""
+    """Return the shift nearest to 0 between those of the classes, and its range per unit."""
     units, shifts, lows, highs, others = int(index.max()) + 1, [], [], [], []
     for inside in (classes == code for code in np.unique(classes)):
         shift, low, high = _shift_range([r[inside] for r in ratios], index[inside], units)
@@ -535,7 +535,7 @@ def _shared_shift(
 def _agreement_range(
     low: FloatArray, high: FloatArray, sure: BoolArray, possible: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the range of the shared shift from ranges of classes (class, unit), some uncertain."""
+    """Return the range of the shared shift, given the range of each class, (class, unit)."""
     ends = []
     for end in (low, high):
         least = np.where(sure, end, np.inf).min(axis=0)

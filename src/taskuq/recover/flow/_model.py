@@ -177,8 +177,8 @@ class FlowConfig:
     #: Standard deviation of the training noise in the measured subspace; data consistency removes
     #: it from every sample.
     measured_noise: NonNegative = 0.05
-    #: Standard deviation of the training noise in the null space. It widens the posterior, so keep
-    #: it below the noise of the images.
+    #: Standard deviation of the training noise in the null space; it should be below the noise of
+    #: the images, because it widens the posterior.
     null_noise: NonNegative = 0.0
     #: Kind of training noise in the measured subspace: ``"noise"`` is white, ``"residual"`` has the
     #: local size and spectrum of the residual.
@@ -252,7 +252,7 @@ class CouplingNet(nn.Module):
         return self._rest(self.first(torch.cat([x, condition], dim=1)))
 
     def encode(self, condition: Tensor) -> Tensor:
-        """Return the condition's part of the first convolution."""
+        """Return the part of the first convolution that depends only on the condition."""
         weight, bias = self.first.weight[:, self.inputs :], self.first.bias
         return F.conv2d(condition, weight, bias, padding=self.kernel // 2)
 

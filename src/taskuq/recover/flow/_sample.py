@@ -351,7 +351,7 @@ class _FlowGraph:
             self._encode()
 
     def decode(self, seeds: Sequence[int], temperature: float) -> tuple[Tensor, Tensor]:
-        """Return the images of a chunk, and which are invalid; the next call overwrites both."""
+        """Return the images of a chunk, and True for invalid ones; the next call reuses both."""
         gaussian_rows(self.latents, seeds)
         self.temperature.fill_(temperature)
         if not self.steps:

@@ -509,7 +509,7 @@
     const isRanked = usesScore() && answer.rank !== null;
     part("alpha-note").textContent = isRanked
       ? `q̂ is score ${answer.rank} of ${answer.scoreUnits}`
-        + (answer.rank > answer.scoreUnits ? ": too few" : "")
+        + (answer.rank > answer.scoreUnits ? ": too few units" : "")
       : `${usesScore() ? "q̂" : "limit"} from ${usesScore() ? answer.scoreUnits : answer.units} ${unit}`;
     const yes = (interval) => (inside(interval, target) ? "yes" : "no");
     // A policy by risk does not use the intervals of the score.

@@ -435,7 +435,7 @@ def _drawn_strips(figure: Figure) -> Any:
 
 
 def _strip_size(figure: Figure) -> tuple[int, int]:
-    """Return the height of a row and of the space between rows; many rows are narrow ones."""
+    """Return the height of a row and of the gap between rows, smaller for many rows."""
     return (30, 28) if len(figure.series) <= 8 else (10, 18)
 
 
