@@ -146,7 +146,8 @@ ARGUMENTS = (
     "simulate table.npz --splits 5 --max-width 0.3 --statistic spread", "status table",
     "predict bound.json table.npz", "audit scan/log.jsonl", "export-policy page/policy.json",
     "interval scan/scan.json scan/policy.json", "table table.npz -o u.npz",
-    "monitor page/policy.json later.npz -o out/m.json",
+    "monitor page/policy.json later.npz -o out/m.json", "run run.toml -o out --dry-run",
+    "experiment interval-length --table table.npz --splits 3 -o out",
 )  # fmt: skip
 # Commands that read a TOML file, and a file of the repository for each.
 BUNDLED = "../src/taskuq/training/bundled"

@@ -34,10 +34,7 @@ def covered_counts(scores, n, rank):
         yield int((scores[test] <= q).sum())
 
 
-@given(
-    scores=st.lists(st.integers(0, 5), min_size=3, max_size=8),
-    data=st.data(),
-)
+@given(scores=st.lists(st.integers(0, 5), min_size=3, max_size=8), data=st.data())
 def test_law_of_coverage_is_exact_with_ties(scores, data):
     values = np.sort(np.array(scores, dtype=float))
     n = data.draw(st.integers(1, len(values) - 1))
@@ -108,11 +105,7 @@ POPULATIONS = {
 )
 @pytest.mark.parametrize(
     ("kind", "score"),
-    [
-        *product(POPULATIONS, ["lwr", "cqr", "mlwr"]),
-        ("smooth", Lopsided()),
-        ("tied", "ar"),
-    ],
+    [*product(POPULATIONS, ["lwr", "cqr", "mlwr"]), ("smooth", Lopsided()), ("tied", "ar")],
 )
 def test_exact_evaluation_equals_every_split(kind, score, task_range, side, monkeypatch):
     outputs, targets = POPULATIONS[kind]

@@ -12,13 +12,7 @@ import pytest
 
 import taskuq as tq
 from laws.book import EACH_ROUND, EACH_ROUND_OF_CLASS, LAWS, groups, scans
-from laws.enumeration import (
-    Calibrated,
-    Law,
-    a_case_of_a_patient,
-    a_random_case,
-    given_its_stratum,
-)
+from laws.enumeration import Calibrated, Law, a_case_of_a_patient, a_random_case, given_its_stratum
 from laws.populations import Population, Unit
 from laws.trials import bound, given, informed, planned, scan, stopped
 from taskuq.conformal import _bound as threshold
