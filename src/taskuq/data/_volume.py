@@ -214,8 +214,7 @@ class _Header:
             raise InputError(text, code="file.format") from error
 
         def text_of(path: str) -> str:
-            found = header.findtext("/".join(f"{{*}}{tag}" for tag in path.split("/")), "")
-            return found.strip()
+            return header.findtext("/".join(f"{{*}}{tag}" for tag in path.split("/")), "").strip()
 
         def number(path: str) -> int | None:
             return int(found) if (found := text_of(path)).isdecimal() else None
@@ -235,15 +234,13 @@ class _CheckedFile(io.FileIO):
 
     def readinto(self, buffer: Any) -> int | None:
         count = super().readinto(buffer)
-        data = bytes(buffer[:count])
-        if data.startswith(b"GCOL"):
-            place, end = 16, min(int.from_bytes(data[8:16], "little"), len(data))
-            while place + 16 <= end:
-                index, size = struct.unpack_from("<H6xQ", data, place)
-                step = 16 + -(-size // 8) * 8 if index else size
-                if step == 0:
-                    raise OSError("an entry of its global heap has no size")
-                place += step
+        data, place = bytes(buffer[:count]), 16
+        end = min(int.from_bytes(data[8:16], "little"), len(data)) if data[:4] == b"GCOL" else 0
+        while place + 16 <= end:
+            index, size = struct.unpack_from("<H6xQ", data, place)
+            if (step := 16 + -(-size // 8) * 8 if index else size) == 0:
+                raise OSError("an entry of its global heap has no size")
+            place += step
         return count
 
 

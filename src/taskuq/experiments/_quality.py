@@ -47,8 +47,7 @@ from taskuq.training._weights import referenced_files
 
 def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
     x, y = truth.double(), recovered.double()
-    error = (x - y).square().mean()
-    return float(10 * torch.log10(x.max() ** 2 / error))
+    return float(10 * torch.log10(x.max() ** 2 / (x - y).square().mean()))
 
 
 def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:

@@ -446,8 +446,7 @@ def rehearsal_markdown(record: Mapping[str, Any]) -> str:
     hours = sum((result["cost"] or {}).get("hours") or 0 for result in results)
     took = duration(sum(result["seconds"] for result in results))
     rows.append(["all", "", took, "", "", "", "", f"**{_few(hours)}**"])
-    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
-    return "\n".join([head, "", *lines, ""])
+    return "\n".join([head, "", *["| " + " | ".join(cells) + " |" for cells in rows], ""])
 
 
 def _few(value: float | None) -> str:

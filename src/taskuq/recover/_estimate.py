@@ -214,8 +214,7 @@ class CrossFitConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.folds == 1:
-            text = "estimate.folds must be 0 or at least 2, got 1"
-            raise InputError(text, code="value.invalid")
+            raise InputError("estimate.folds must be 0 or at least 2, got 1", code="value.invalid")
 
     def train(
         self, cases: Sequence[Any], settings: Any, folder: Path, **options: Any
