@@ -98,7 +98,13 @@ def headline(run: Path) -> str:
             f"{run} was simulated with {record['trials']} random splits, the README needs "
             f"{FEWEST_TRIALS}: taskuq demo, without --fast"
         )
-    heads = ("policy", "guaranteed", "average acceleration R̄", "coverage", "width of early reports")
+    heads = (
+        "policy",
+        "guaranteed",
+        "average acceleration R̄",
+        "coverage",
+        "interval width if stopped early",
+    )
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in record["results"]:
         means = [

@@ -1,7 +1,7 @@
 """Evidence against exchangeability
 
-A monitor tests new units for exchangeability with the calibration units. Here the scanner drifts
-after 60 cases: the evidence grows, and the monitor raises an alarm when it reaches the threshold.
+A monitor tests whether new units are exchangeable with the calibration units. Here the scanner drifts after
+60 cases. The evidence then grows, and the monitor raises an alarm when the evidence reaches the threshold.
 """
 
 import taskuq as tq

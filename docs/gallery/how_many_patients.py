@@ -1,7 +1,8 @@
 """Calibration units for a tolerance of coverage
 
-The figure shows how many exchangeable calibration units keep the coverage of *one* calibration set near
-its target. The guarantee is an average over calibration sets and holds for any number of units.
+The figure shows how many exchangeable calibration units keep the coverage given *one* calibration set within
+a tolerance of its target, for 95 % of calibration sets. The guarantee, an average over calibration sets,
+holds for any number of units.
 """
 
 import taskuq as tq

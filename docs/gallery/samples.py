@@ -1,6 +1,6 @@
 """Widths against the number of samples
 
-The figure shows the mean width against the number of posterior samples. The score `lwr` needs many samples,
+The figure shows the mean interval width against the number of posterior samples. The score `lwr` needs many samples,
 because it relies on their spread. For `mlwr`, which shrinks the spread towards a typical value, about four
 samples are enough.
 """

@@ -1,7 +1,7 @@
 """From samples to intervals
 
-Three cases have the same mean and different spread. The score `ar` gives all of them the same width. The
-widths of `lwr` and `mlwr` follow the spread, and `cqr` starts from quantiles of the samples.
+The samples of three cases have the same mean but different spread. The score `ar` gives all three intervals
+the same width. With `lwr` and `mlwr` the width grows with the spread, and `cqr` starts from sample quantiles.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """When scans stop
 
 The bars show the fraction of cases that each policy stops after each round; R = 1 is a full scan. A
-fixed-width policy has a guarantee for the interval at the stop, and the paper's policy has none. An anytime
+fixed-width policy has a guarantee for the reported interval, and the paper's policy has none. An anytime
 policy guarantees the intervals of all rounds jointly, so its scans take longer.
 """
 
