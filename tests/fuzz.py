@@ -19,6 +19,7 @@ import io
 import json
 import multiprocessing
 import queue
+import re
 import resource
 import shutil
 import signal
@@ -61,7 +62,7 @@ class End:
             return "internal error"
         if self.status and "out of memory" in self.said:
             return "too much memory"
-        sentences = [line for line in self.said.splitlines() if line.startswith("taskuq: ")]
+        sentences = re.findall(r"^taskuq: *\S", self.said, re.MULTILINE)
         if self.status and (not sentences or "Traceback" in self.said):
             return "no sentence"
         return ""

@@ -3,7 +3,7 @@
 import io
 import os
 import shutil
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fuzz_changes import (
     in_text,
     in_toml,
 )
+from report.run_folder import write_small_records
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def make(folder):
     _images()
     _volumes()
     _networks()
+    read_slices(None)
     _scan()
     exact = ("--exact", "--acceleration", "8", "--json", "-")
     header, cases = "table/table.json", "table/cases.pq"
@@ -110,6 +112,11 @@ def make(folder):
         Kind("list.csv", scan, None, in_text),
         Kind("run.toml", (*dry, "--dry-run"), None, in_text),
         *_settings(),
+        Kind("data.toml", ("data", "check", "data.toml", "--json", "-"), None, in_toml),
+        *(Kind(str(path), ("python", "fuzz_files:read_slices", str(path)), None, in_json)
+          for path in sorted(Path("cache").rglob("*.json"))),
+        Kind("page/task.json", ("experiment", "classifier-quality", "--classifier",
+                                "page/task.json", "-o", "out"), None, in_json),
         Kind("recoveries/a/R4.npz", (*dry, "--dry-run"), None, in_archive),
         Kind("recoveries/f/R4.npy", (*dry, "--dry-run")),
         Kind("recoveries/c/R4.nii", (*dry, "--dry-run")),
@@ -119,22 +126,18 @@ def make(folder):
         Kind("scan/scan.json-round0.npz", stored, None, in_archive, True),
         # What a training reads when it goes on; the training itself would take too long.
         Kind("split.json", ("python", "taskuq.data._dataset:load_split", "split.json"), None,
-             in_json,
-             True),
+             in_json, True),
         Kind("resume.safetensors", ("python", "taskuq.training._checkpoints:_load_state",
                                     "resume.safetensors")),
         Kind("metrics.csv", ("python", "taskuq.training._checkpoints:_read_log", "metrics.csv"),
-             None,
-             in_text),
+             None, in_text),
     ]  # fmt: skip
     kinds += [Kind("", tuple(words.split()), None, in_arguments) for words in ARGUMENTS]
-    names = ("policy.json", "evaluate.json", "simulate.json", "status.json", "run.json",
-             "bound.json", "table.npz", "explorer.npz")  # fmt: skip
     # A report takes fifty times as long as the others.
     return 4 * kinds + [
-        Kind(f"page/{name}", ("report", "page"), None, in_json if "json" in name else in_archive)
-        for name in names
-    ]
+        Kind(str(path), ("report", "page"), None, in_archive if path.suffix == ".npz" else in_json)
+        for path in sorted(Path("page").rglob("*.*")) if path.suffix in (".json", ".npz")
+    ]  # fmt: skip
 
 
 ARGUMENTS = (
@@ -143,10 +146,15 @@ ARGUMENTS = (
     "simulate table.npz --splits 5 --max-width 0.3 --statistic spread", "status table",
     "predict bound.json table.npz", "audit scan/log.jsonl", "export-policy page/policy.json",
     "interval scan/scan.json scan/policy.json", "table table.npz -o u.npz",
-    "monitor page/policy.json later.npz -o out/m.json",
+    "monitor page/policy.json later.npz -o out/m.json", "run run.toml -o out --dry-run",
+    "experiment interval-length --table table.npz --splits 3 -o out",
 )  # fmt: skip
 # Commands that read a TOML file, and a file of the repository for each.
+BUNDLED = "../src/taskuq/training/bundled"
 CONFIGS = {
+    "serve": "../deploy/service", "card-flow": f"{BUNDLED}/flow-atlas",
+    "card-sampler": f"{BUNDLED}/sampler-atlas", "card-classifier": f"{BUNDLED}/classifier-atlas",
+    "card-ct": f"{BUNDLED}/ct-sampler-chest",
     "run": "atlas/run-two-tasks", "quality": "lgg/quality", "masks": "atlas/masks",
     "ct": "chest/run-sampler", "varnet": "atlas/varnet", "flow": "atlas/flow",
     "sampler": "atlas/sampler-task", "ct-sampler": "chest/ct-sampler",
@@ -156,14 +164,20 @@ CONFIGS = {
 
 def _settings():
     """Every kind of TOML file, read as its command reads it before it opens data."""
+    from taskuq._config import to_toml_table, toml_text
+    from taskuq.training._networks import NETWORKS
+
     Path("settings").mkdir()
     configs = Path(__file__).resolve().parents[1] / "configs"
     for name, source in CONFIGS.items():
-        shutil.copy(configs / f"{source}.toml", f"settings/{name}.toml")
+        for file in (configs / source).parent.glob(f"{Path(source).name}.[ts]*"):
+            shutil.copy(file, f"settings/{name}{file.suffix}")
+    unrolled = toml_text(to_toml_table(NETWORKS["ct-unrolled"].training()))
+    Path("settings/ct-unrolled.toml").write_text(unrolled)
     return [
         Kind(f"settings/{name}.toml",
              ("python", "fuzz_files:read_settings", f"settings/{name}.toml"), None, in_toml)
-        for name in CONFIGS
+        for name in (*CONFIGS, "ct-unrolled")
     ]  # fmt: skip
 
 
@@ -173,8 +187,16 @@ def read_settings(path):
     from taskuq.experiments._mask_learning import MaskLearningConfig
     from taskuq.experiments._quality import QualityConfig
     from taskuq.experiments._run import RunConfig, read_run
+    from taskuq.recover._methods import open_recovery
+    from taskuq.service._operations import read_serve_config
+    from taskuq.task import load
     from taskuq.training._networks import NETWORKS
 
+    if path.stem.startswith("card"):
+        weights = path.with_suffix(".safetensors")
+        return type(load(weights) if "classifier" in path.stem else open_recovery(weights))
+    if path.stem == "serve":
+        return read_serve_config({"policy": path})
     if path.stem in ("run", "ct"):
         config = read_run(path)
         config = getattr(config, "config", config)
@@ -288,6 +310,9 @@ def _records():
     from taskuq.table._examples import stored_quality
 
     write_json("quality.json", stored_quality())
+    write_small_records(Path("page"))
+    with redirect_stdout(io.StringIO()):
+        main(["sample-size", "--json", "page/size.json"])
 
 
 class _Scanner:
@@ -356,6 +381,7 @@ def _images():
             else:
                 np.savez(f"{stem}.npz", samples)
     Path("run.toml").write_text(FOLDER)
+    Path("data.toml").write_text('[data]\nkind = "npz"\npath = "images.npz"\nscale = 0.0\n')
 
 
 def write_dicom(image, path, **elements):
@@ -395,6 +421,24 @@ def _volumes():
         "file1,1,No,2,2,3,4,Tear\n"
     )
     Path("list.csv").write_text("file1.h5\nfile2.h5\n")
+    Path("scans").mkdir()
+    for name in "ab":
+        shutil.copy("volumes/file1.h5", f"scans/{name}.h5")
+    with h5py.File("scans/b.h5", "r+") as file:
+        file["kspace"][0, 0, 0, 0] = np.nan
+
+
+def read_slices(path):
+    """Read two volumes, one with NaN, through the cache of their slices, which it fills."""
+    from taskuq.data._fastmri import FastMRIDataset, prepare_slices
+    from taskuq.data._volume import FastMRIPreprocessing
+
+    plan = FastMRIPreprocessing("CORPD_FBK", 2, 8, 8, 2, first_acceleration=4, slices="all")
+    data = FastMRIDataset("scans", plan, cache="cache")
+    for volume in data.volumes if not Path("cache").exists() else ():
+        with suppress(ValueError):
+            prepare_slices(volume, plan, Path("cache"))
+    return data.notes, data.raw_because, len(data)
 
 
 def _networks():

@@ -99,7 +99,6 @@ def test_both_operators_lead_to_the_same_table(deepinv, name):
     ours, theirs = (table_of(name, operator) for operator in ("taskuq", "deepinv"))
     apart = np.abs(ours.outputs - theirs.outputs)
     error = np.abs(ours.outputs.mean(axis=2) - ours.targets).mean(axis=1)
-
     assert (ours.targets == theirs.targets).all()
     assert apart.max() < 0.01, "of a share of air of a quarter"
     assert (apart.mean(axis=(1, 2)) < 0.75 * error).all(), "less than what few views are off by"

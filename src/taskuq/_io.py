@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import stat
+import sys
 import tempfile
 import threading
 import uuid
@@ -521,7 +522,8 @@ def open_npz(
 
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
-    """Raise InputError if the header of an array and its data differ in size."""
+    """Raise InputError if an array's header does not fit its data, in size or characters."""
+    import numpy as np
     from numpy.lib import format
 
     for member in archive.infolist():
@@ -536,9 +538,14 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
             # NumPy makes room for one byte where an empty string is declared.
             claimed = math.prod(shape) * max(1, dtype.itemsize)
             held = member.file_size - file.tell()
-        if claimed != held and not dtype.hasobject:
-            message = f"{path}: array {member.filename[:-4]} needs {claimed} bytes but has {held}"
-            raise InputError(message, code="file.damaged")
+            array = f"{path}: array {member.filename[:-4]}"
+            if claimed != held and not dtype.hasobject:
+                message = f"{array} needs {claimed} bytes but has {held}"
+                raise InputError(message, code="file.damaged")
+            if dtype.kind == "U" and dtype.itemsize:
+                points = np.frombuffer(file.read(), f"{dtype.str[0]}u4")
+                if points.max(initial=0) > sys.maxunicode:
+                    raise InputError(f"{array} is not Unicode; write it again", code="file.damaged")
 
 
 @contextmanager

@@ -320,7 +320,6 @@ def test_stop_prints_what_is_kept(monkeypatch, capsys, kind, code):
     monkeypatch.setattr(app, "app", stop)
     with pytest.raises(SystemExit) as ended:
         app.main(["run"])
-
     assert ended.value.code == code
     assert capsys.readouterr().err == "taskuq: stopped; 3 of 9 cases are finished\n"
 

@@ -33,6 +33,7 @@ def test_damaged_files_are_refused_or_read_as_whole():
         (fuzz.End(1, "taskuq: internal error (KeyError)", ""), "internal error"),
         (fuzz.End(1, "taskuq: out of memory; free some", ""), "too much memory"),
         (fuzz.End(2, "", ""), "no sentence"),
+        (fuzz.End(2, "taskuq: \n", ""), "no sentence"),
         (fuzz.End(2, "taskuq: a.json is not JSON", ""), ""),
         (fuzz.End(0, "", "0.5"), ""),
     ],

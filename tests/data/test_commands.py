@@ -2,6 +2,7 @@
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -79,6 +80,25 @@ def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
     assert "good" in printed.err
     assert {p.suffix for p in cache.rglob("good*")} == {".npz", ".npy", ".json"}
     assert printed.out.startswith(str(cache))
+
+
+def test_prepare_refuses_each_damaged_file_after_the_good_ones(write_volume, tmp_path, capsys):
+    """A file cut off and one with NaN end alike, again too, and cost no other file."""
+    cut, bad, _ = (write_volume(f"{name}.h5", slices=1)[0] for name in ("cut", "bad", "good"))
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    with h5py.File(bad, "r+") as file:
+        file["kspace"][0, 0, 0, 0] = np.nan
+    small = {"size": 32, "min_lines": 32, "cache": tmp_path / "cache"}
+    for _ in range(2):
+        with refused("file.damaged", "2 of 3 files", "cut.h5", "bad.h5"):
+            prepare(tmp_path / "volumes", **small)
+        printed = capsys.readouterr().err
+        assert printed.count("bad.h5 has NaN in slice 0") == 1
+        assert printed.count("cut.h5 cannot be opened as HDF5") == 1
+    bad.unlink()
+    with refused("file.damaged", "1 of 2 files"):
+        prepare(tmp_path / "volumes", **small)
+    assert [path.name for path in tmp_path.rglob("*.coils.npy")] == ["good.coils.npy"]
 
 
 def test_atlas_is_written_and_previewed(tmp_path, capsys):

@@ -140,11 +140,8 @@ def test_dicom_with_a_billion_frames_is_refused(tmp_path):
     content = (tmp_path / "a.dcm").read_bytes()
     assert _count_frames(tmp_path / "a.dcm") == 1
     place = content.index(b"\x28\x00\x08\x00IS") + 8
-    forged = (
-        content[: place - 2] + (10).to_bytes(2, "little") + b"999999999 " + content[place + 2 :]
-    )
-    (tmp_path / "a.dcm").write_bytes(forged)
-
+    number = (10).to_bytes(2, "little") + b"999999999 "
+    (tmp_path / "a.dcm").write_bytes(content[: place - 2] + number + content[place + 2 :])
     with refused("file.damaged", "a.dcm"):
         _count_frames(tmp_path / "a.dcm")
 
@@ -157,9 +154,7 @@ def test_volume_of_a_billion_slices_is_refused(tmp_path, ending):
     header.set_data_dtype(np.uint8)
     content = bytearray(header.binaryblock + bytes(4 + 64))
     content[16:80] = np.array([3, 10**6, 10**6, 1, 1, 1, 1, 1], "<i8").tobytes()
-    (tmp_path / f"a{ending}").write_bytes(
-        gzip.compress(content) if ending.endswith("gz") else content
-    )
-
+    packed = gzip.compress(content) if ending.endswith("gz") else content
+    (tmp_path / f"a{ending}").write_bytes(packed)
     with refused("file.damaged", "would unpack to 1000 GB"):
         _count_frames(tmp_path / f"a{ending}")

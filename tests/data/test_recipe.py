@@ -60,7 +60,7 @@ def folder(tmp_path, monkeypatch):
 
 COMMANDS = (
     ("data check train --labels labels.csv --acquisition AXT2 --size 38 --min-lines 38", 0),
-    ("data prepare train --cache cache --acquisition AXT2 --size 38 --min-lines 38", 1),
+    ("data prepare train --cache cache --acquisition AXT2 --size 38 --min-lines 38", 2),
     ("train varnet varnet.toml -o runs/varnet", 0),
     ("train classifier classifier.toml -o runs/classifier", 0),
     ("run run.toml -o runs/brain/table", 0),

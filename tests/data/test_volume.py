@@ -99,11 +99,20 @@ def test_kspace_group_or_bomb_is_refused(tmp_path):
         file.create_group("kspace")
     with h5py.File(tmp_path / "large.h5", "w") as file:
         file.create_dataset("kspace", (1000, 100, 640, 640), np.complex64, chunks=(1, 1, 64, 64))
-
     with refused("file.format", "no dataset kspace"):
         open_volume(tmp_path / "group.h5")
     with refused("file.damaged", "would unpack to 327.7 GB"):
         open_volume(tmp_path / "large.h5")
+
+
+def test_heap_in_which_hdf5_loops_is_refused(write_volume):
+    path, _ = write_volume(slices=1)
+    content = bytearray(path.read_bytes())
+    size = content.index(b"GCOL") + 24  # of its first entry, which now ends in unused zeros
+    content[size : size + 8] = (3000).to_bytes(8, "little")
+    path.write_bytes(content)
+    with refused("file.format", "an entry of its global heap has no size"):
+        open_volume(path)
 
 
 def test_kspace_with_nan_is_not_used(tmp_path, capsys):

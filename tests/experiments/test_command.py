@@ -32,6 +32,9 @@ def test_widths_bins_and_scores_are_options(tmp_path, capsys):
     strata = json.dumps(found["conditional-coverage"])
     assert "[30, 60)" in strata
     assert '"cqr"' not in json.dumps(found["interval-length"]["tables"])
+    assert run("interval-length", "--table", path, "--score", "learned", "-o", tmp_path) == 0
+    assert "no score of the paper was chosen" in capsys.readouterr().err
+    assert run("interval-length", "--table", path, "--score", "", "-o", tmp_path) == 2
 
 
 @pytest.mark.parametrize(

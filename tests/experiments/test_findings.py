@@ -231,6 +231,10 @@ def test_classifier_is_evaluated_on_true_images(table):
     perfect = replace_arrays(table, targets=table.label.astype(float))
     record = run_one("classifier-quality", make_inputs(perfect), ClaimSettings())
     assert tables(record)["classifier"]["rows"][0][3:7] == [1.0, 1.0, 1.0, 1.0]
+    for rows in ([{"cases": 3, "auroc": "high"}], [], [{"cases": 3, "task": "tear", "roc": 7}]):
+        with refused("file.format"):
+            stored = {"parts": {"judge": rows}}
+            run_one("classifier-quality", ClaimInputs(task=stored), ClaimSettings())
 
 
 @pytest.mark.parametrize("name", ["interval-length", "coverage-law"])
@@ -248,6 +252,9 @@ def test_infinite_scores_are_not_called_too_few_cases(table, few):
     # All samples agree and are wrong: no score but ar is finite.
     flat = replace_arrays(table, outputs=np.repeat(table.outputs[..., :1], table.samples, axis=-1))
     found = evaluate_scores(make_inputs(flat), few, CaseUnit(), accelerations=[8.0])
+    with refused("units.few"):
+        few_cases = make_inputs(table.select(cases=range(12)))
+        evaluate_scores(few_cases, replace(few, scores=(), ours=("learned",)), CaseUnit())
     lwr = [r for r in found if r.score == "lwr"]
     assert no_finite_interval(lwr).startswith("too many scores are infinite for an error rate of")
 

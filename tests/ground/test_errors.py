@@ -36,6 +36,5 @@ def test_error_of_a_data_loader_process_is_its_sentence(error):
     with pytest.raises(Exception, match="Original Traceback") as wrapped:
         caught().reraise()
     again = _worker_error(wrapped.value)
-
     assert (type(again), str(again)) == (type(error), "a: b")
     assert _worker_error(ValueError("a")).args == ("a",)

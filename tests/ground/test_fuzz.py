@@ -137,7 +137,6 @@ def test_malformed_predictions():
             options["weights"] = calls.array((cases,))
         outputs = calls.array(calls.pick(((cases, 3), (3,), (2, cases, 3))))
         interval = calls.run(calls.pick(bounds), outputs, **options)
-
         assert interval is None or not np.isnan([interval.lower, interval.upper]).any()
     assert_tried(calls, 60)
 
@@ -176,7 +175,6 @@ def test_malformed_joint_and_online_calibrations():
         )
         if bound is not None:
             calls.run(bound.update, calls.array((3,)), calls.pick((*VALUES, None, "a", [1])))
-
     assert_tried(calls, 30)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +273,17 @@ def test_array_header_that_claims_more_than_the_file_is_refused(tmp_path, versio
         archive.writestr("outputs.npy", b"\x93NUMPY" + bytes(version) + size + text)
     with refused("file.damaged", "1000000000000"), open_npz(tmp_path / "a.npz") as arrays:
         arrays["outputs"]
+
+
+@pytest.mark.parametrize("kind", ["<u4", ">u4"])
+def test_text_that_is_not_unicode_is_refused(tmp_path, kind):
+    """NumPy reads such text, and fails where a word of it is taken."""
+    points = np.array([[65, 0x10FFFF], [66, 0x10FFFF]], kind)
+    for change, code in ((0, None), (1, "file.damaged")):
+        points[1, 1] += change
+        np.savez(tmp_path / "a.npz", case=points.view(f"{kind[0]}U2")[:, 0])
+        with refused(code) if code else nullcontext(), open_npz(tmp_path / "a.npz") as arrays:
+            assert arrays["case"][1] == "B\U0010ffff"
 
 
 def test_lock_is_exclusive_while_its_file_comes_and_goes(tmp_path):

@@ -138,6 +138,7 @@ def test_published_masks_have_their_documented_shape():
         ({"accelerations": (4, 8)}, "rounds.invalid"),
         ({"accelerations": ()}, "rounds.invalid"),
         ({"accelerations": (0.5,)}, "rounds.invalid"),
+        ({"accelerations": (8, np.nan)}, "rounds.invalid"),
         ({"accelerations": (16, 8), "acs": (9,)}, "rounds.invalid"),
         ({"accelerations": (16, 8), "acs": (9, 500)}, "rounds.invalid"),
         ({"accelerations": (8, 7.9), "acs": (0, 40)}, "rounds.invalid"),

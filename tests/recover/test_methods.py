@@ -1,5 +1,7 @@
+import shutil
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 import torch
 
 from raising import refused
-from taskuq._config import to_toml_table
+from taskuq._config import read_toml, to_toml_table, toml_text
+from taskuq.errors import InputError
 from taskuq.experiments._run import RunConfig, read_run
 from taskuq.measure._coils import random_sensitivities, rss
 from taskuq.measure._fourier import project_measured
@@ -19,7 +22,7 @@ from taskuq.recover._varnet_training import VarNetRecovery
 from taskuq.recover.flow._train import FlowRecovery
 from taskuq.training._determinism import gaussian_rows, seeded
 from taskuq.training._networks import NETWORKS
-from taskuq.training._weights import referenced_files, save_weights, shipped
+from taskuq.training._weights import locate, referenced_files, save_weights, shipped
 
 
 @pytest.fixture
@@ -243,6 +246,18 @@ def test_shipped_networks_recover_any_measurement(name, what):
     recover = recoveries.open_recovery(name)
     for mask in masks(images.shape[-1])[:2]:
         hold(recover, images, mask)
+
+
+@pytest.mark.parametrize("value", ["wide", [[7]], {"weights": [7]}])
+@pytest.mark.parametrize("key", ["estimate", "noise_scale", "temperatures"])
+def test_model_card_with_a_value_of_another_type_is_refused(key, value, tmp_path):
+    name = "flow-atlas" if key == "temperatures" else "sampler-atlas"
+    for suffix in (".safetensors", ".toml"):
+        card = Path(shutil.copy(locate(name).with_suffix(suffix), tmp_path))
+    card.write_text(toml_text(read_toml(card) | {key: value}))
+    settings = {"inflate": True} if key == "noise_scale" else {}
+    with pytest.raises(InputError):
+        recoveries.open_recovery(card.with_suffix(".safetensors"), **settings)
 
 
 @pytest.mark.parametrize("kind", CLAIMS)

@@ -8,7 +8,7 @@ import taskuq as tq
 from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.report._contents import _policy_reports, build_contents
 from taskuq.report._records import read_folder
-from taskuq.report._report import write_report
+from taskuq.report._report import answer_lines, write_report
 from taskuq.table._table import TaskOutputs
 
 
@@ -104,7 +104,8 @@ def test_an_empty_folder_makes_a_page_of_notes_without_figures(tmp_path):
      '{"schema": "taskuq.experiment/1", "name": "x", "title": "t", "figures": [{"name": 1}]}',
      '{"schema": "taskuq.quality/1", "results": [{"psnr": null}]}', '{"schema": ["list"]}',
      '{"schema": "taskuq.policy/1"}', '{"schema": "taskuq.run/1", "networks": [3], "what": 5}',
-     '{"schema": "taskuq.task/1", "parts": {"judge": 7}}', "\x00\xff"],
+     '{"schema": "taskuq.task/1", "parts": {"judge": 7}}', "\x00\xff",
+     '{"schema": "taskuq.plan-size/1", "alpha": 0.1, "delta": null}'],
 )  # fmt: skip
 def test_a_damaged_record_is_a_note_not_an_error(tmp_path, damage):
     (tmp_path / "damaged.json").write_bytes(damage.encode("latin-1"))
@@ -112,3 +113,4 @@ def test_a_damaged_record_is_a_note_not_an_error(tmp_path, damage):
     text = write_report(tmp_path).read_text()
     assert "explorer.npz could not be read" in text
     assert "damaged.json" in text or "taskuq.run/1" in damage
+    assert any("explorer.npz could not be read" in line for line in answer_lines(tmp_path))

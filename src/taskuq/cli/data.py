@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from inspect import signature
@@ -127,20 +126,19 @@ def prepare(
         f"{len(data.volumes) - len(todo)} are in {cache} already; {sum(v.slices for v in todo)} "
         f"slices in {precision} precision need {needed / 1e9:.3g} GB, {free / 1e9:.4g} GB are free"
     )
-    started, failed = time.monotonic(), 0
+    started = time.monotonic()
+    omitted = [row.file.name for row in data.surveyed if row.volume is None]
     same = ([preparation] * len(todo), [cache] * len(todo), [precision] * len(todo))
     outcomes = parallel_map(_prepare, todo, *same, workers=workers)
-    for done, (is_ready, outcome) in enumerate(outcomes, start=1):
+    for done, (volume, (is_ready, outcome)) in enumerate(zip(todo, outcomes, strict=True), start=1):
         left = (time.monotonic() - started) / done * (len(todo) - done)
         app.print_message(f"{done}/{len(todo)} {outcome}; {duration(left)} left")
-        failed += not is_ready
+        omitted += [] if is_ready else [volume.path.name]
     app.print_result(str(cache / preparation.key))
-    if failed:
-        number = f"{failed} volume{'s' * (failed != 1)}"
-        app.print_message(
-            f"{number} could not be prepared and will be left out; download the files again"
-        )
-        sys.exit(1)
+    if omitted:
+        text = f"{len(omitted)} of {len(data.surveyed)} files are left out for the reasons above"
+        remedy = "replace them and run the same command again"
+        raise InputError(f"{text} ({', '.join(omitted[:5])}); {remedy}", code="file.damaged")
 
 
 @app.command("data atlas")

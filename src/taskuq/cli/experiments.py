@@ -92,13 +92,8 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
 
     from taskuq._io import open_npz
 
-    try:
-        with open_npz(path, "masks") as file:
-            masks, rates = file["masks"].astype(bool), file["accelerations"].astype(float)
-    except InputError as error:
-        raise InputError(
-            f"{path} does not hold masks ({error!s:.60})", code="file.format"
-        ) from None
+    with open_npz(path, "masks") as file:
+        masks, rates = file["masks"].astype(bool), file["accelerations"].astype(float)
     is_cost = rates.ndim == 1 and bool(np.isfinite(rates).all() and (rates >= 1).all())
     if masks.ndim != 2 or rates.shape != masks.shape[:1] or not is_cost:
         raise InputError(

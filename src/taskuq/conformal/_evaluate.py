@@ -544,7 +544,8 @@ def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> Evaluation
         one = table.select(task=name) if table.tasks > 1 else table
         results += _task(one, comparison, left_out)
     if not results:
-        raise InputError("; ".join(left_out.values()), code="units.few")
+        why = "; ".join(left_out.values()) or "pass at least one score, round and sample count"
+        raise InputError(why, code="units.few")
     scores = [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores]
     inputs = {
         "table": repr(table),

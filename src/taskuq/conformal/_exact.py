@@ -105,8 +105,7 @@ class _QuantileLaw:
         if not np.isfinite(mean).all():
             return MeanAndSD(float("inf"), float("nan"))
         center = float(p @ mean)
-        spread = float(p @ (variance + (mean - center) ** 2))
-        return MeanAndSD(center, math.sqrt(max(spread, 0.0)))
+        return MeanAndSD(center, math.sqrt(max(float(p @ (variance + (mean - center) ** 2)), 0.0)))
 
     def _tied_above(
         self, ordered: FloatArray, covered_from: FloatArray | None

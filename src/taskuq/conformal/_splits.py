@@ -30,8 +30,7 @@ def fold_sizes(units: int) -> tuple[int, int]:
     """Return the sizes of the calibration set (7 tenths, rounded down) and of the test set."""
     calibration = 7 * units // 10
     if not 1 <= calibration < units:
-        message = f"{units} units are too few to split; collect more"
-        raise InputError(message, code="units.few")
+        raise InputError(f"{units} units are too few to split; collect more", code="units.few")
     return calibration, units - calibration
 
 

@@ -198,8 +198,7 @@ def _slice(lean: _Lean, down: float, size: int, rng: np.random.Generator) -> tup
         height = lift + deep + rng.uniform(0.08, 0.2) + 0.1 * c.x**2 * rng.uniform(-1, 0)
         c.paint(np.abs(c.y - height) < 0.008, rng.uniform(0.3, 0.8))
     image = c.image.reshape(size, FINE, size, FINE).mean((1, 3))
-    rough = rng.normal(0, 0.012, image.shape)
-    return np.clip(image + rough * (image > 0.02), 0, 1), nodules
+    return np.clip(image + rng.normal(0, 0.012, image.shape) * (image > 0.02), 0, 1), nodules
 
 
 def _lungs(

@@ -196,7 +196,7 @@ def _find_prepared(
 def _unreadable(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> str | None:
     """Return the reason why a volume cannot be read (cached, or found by a trial), or None."""
     path = _skipped(_record(volume, preparation, cache))
-    with suppress(InputError, KeyError):
+    with suppress(InputError), complete_record(path, "record of a skipped volume"):
         record = read_json(path, SKIPPED, remedy=REMEDY)
         if _is_of(volume, record["source"]):
             return str(record["reason"]).split(";")[0]

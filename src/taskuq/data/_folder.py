@@ -90,8 +90,7 @@ def _dicom_file(path: Path, *, pixels: bool) -> Any:
         text = f"{path} needs pydicom; pip install 'taskuq[dicom]'"
         raise InputError(text, code="dependency.missing") from error
     # From memory, so that a damaged length of gigabytes is not allocated before it is read.
-    content = io.BytesIO(path.read_bytes())
-    return pydicom.dcmread(content, stop_before_pixels=not pixels)
+    return pydicom.dcmread(io.BytesIO(path.read_bytes()), stop_before_pixels=not pixels)
 
 
 def _dicom(path: Path, index: int | None) -> Any:

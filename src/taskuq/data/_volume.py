@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import math
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -171,7 +173,7 @@ class Volume:
 def open_volume(path: Path | str) -> Volume:
     """Open a fastMRI file (knee or brain, one coil or several) without reading its k-space."""
     path = Path(path)
-    with _opened(path, "cannot be opened as HDF5") as file:
+    with _opened(path, "cannot be opened as HDF5", has_text=True) as file:
         kspace = file.get("kspace")
         if not isinstance(kspace, h5py.Dataset):
             text = f"{path} has no dataset kspace; use fastMRI k-space files"
@@ -212,8 +214,7 @@ class _Header:
             raise InputError(text, code="file.format") from error
 
         def text_of(path: str) -> str:
-            found = header.findtext("/".join(f"{{*}}{tag}" for tag in path.split("/")), "")
-            return found.strip()
+            return header.findtext("/".join(f"{{*}}{tag}" for tag in path.split("/")), "").strip()
 
         def number(path: str) -> int | None:
             return int(found) if (found := text_of(path)).isdecimal() else None
@@ -228,11 +229,27 @@ class _Header:
         )
 
 
+class _CheckedFile(io.FileIO):
+    """File that refuses global heaps in which HDF5 2.0 loops forever, at an entry of no size."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        data, place = bytes(buffer[:count]), 16
+        end = min(int.from_bytes(data[8:16], "little"), len(data)) if data[:4] == b"GCOL" else 0
+        while place + 16 <= end:
+            index, size = struct.unpack_from("<H6xQ", data, place)
+            if (step := 16 + -(-size // 8) * 8 if index else size) == 0:
+                raise OSError("an entry of its global heap has no size")
+            place += step
+        return count
+
+
 @contextmanager
-def _opened(path: Path, trouble: str) -> Iterator[Any]:
+def _opened(path: Path, trouble: str, *, has_text: bool = False) -> Iterator[Any]:
     """Open an HDF5 file; the error for a damaged file contains its path and ``trouble``."""
     try:
-        with h5py.File(path, "r") as file:
+        source: Any = _CheckedFile(path) if has_text else nullcontext(path)
+        with source as place, h5py.File(place, "r") as file:
             yield file
     except InputError:
         raise

@@ -70,8 +70,9 @@ class ClaimSettings:
             exact_alpha(alpha)
         if min(self.trials, self.replays, self.draws, self.test_groups) < 1:
             raise InputError("trials and test_groups must be at least 1", code="value.invalid")
-        if not self.goals or not self.samples or min(self.samples) < 1:
-            raise InputError("pass at least one goal and sample count", code="option.missing")
+        if not all((self.goals, self.scores + self.ours, self.samples)) or min(self.samples) < 1:
+            text = "pass at least one goal, score and sample count"
+            raise InputError(text, code="option.missing")
 
     @property
     def replays(self) -> int:
@@ -291,6 +292,9 @@ def evaluate_scores(
     learns = has_tuning_cases(inputs, unit, [settings.alpha])
     every = (*settings.scores, *settings.ours)
     names = [s for s in every if learns or not tuning_fraction(resolve_score(s, settings.alpha))]
+    if not names:
+        text = f"{inputs.table.cases} cases are too few to tune {listing(every)}; add other scores"
+        raise InputError(text, code="units.few")
     plan = EvaluationGrid(
         alpha=settings.alpha,
         splits=None if exact and not unit.is_group else settings.trials,

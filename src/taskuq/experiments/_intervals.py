@@ -41,7 +41,8 @@ def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, 
             for row, r in zip(table["rows"], whole, strict=True):
                 row.append(r.width.mean)
         account.tables.append(table)
-        if (reason := claims.no_finite_interval(found)) is not None:
+        unnamed = None if settings.scores else "no score of the paper was chosen"
+        if (reason := claims.no_finite_interval(found) or unnamed) is not None:
             account.lack(unit, reason)
             continue
         compared, parts, adaptive = _length_ratios(found, settings)

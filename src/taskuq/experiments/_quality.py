@@ -47,8 +47,7 @@ from taskuq.training._weights import referenced_files
 
 def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
     x, y = truth.double(), recovered.double()
-    error = (x - y).square().mean()
-    return float(10 * torch.log10(x.max() ** 2 / error))
+    return float(10 * torch.log10(x.max() ** 2 / (x - y).square().mean()))
 
 
 def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
@@ -290,7 +289,7 @@ def _require_same(store: Path, config: QualityConfig, threads: int | None) -> No
     contents = [content_fingerprint(path) for path in files]
     made_from = fingerprint([toml_text(to_toml_table(config)), threads, *contents])
     header = store / HEADER
-    if header.exists() and read_json(header, PIECES)["made_from"] != made_from:
+    if header.exists() and read_json(header, PIECES).get("made_from") != made_from:
         text = f"{store} was made with other settings, networks, data or threads; "
         raise InputError(f"{text}remove it, or name another output", code="resume.mismatch")
     make_folder(store)

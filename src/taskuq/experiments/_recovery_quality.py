@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq._io import open_npz
+from taskuq._io import complete_record, open_npz
 from taskuq.conformal._calibrate import calibrate
 from taskuq.errors import InputError
 from taskuq.experiments import _claims as claims
@@ -88,19 +88,14 @@ def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str,
 
 
 def _rows(record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    try:
-        assert record is not None
+    assert record is not None
+    with complete_record("the quality record", "record", "make it with taskuq quality"):
         rows = [dict(row) for row in record["results"]]
         for row in rows:
             row["acceleration"], row["method"] = float(row["acceleration"]), str(row["method"])
             for name in ("psnr", "ssim"):
                 row[name] = {k: _number(row[name][k]) for k in ("mean", "standard_error")}
             row |= {name: _number(row[name]) for name in ("fid", CORRELATION) if name in row}
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"the quality record is not complete ({error!r:.60}); make it with taskuq quality",
-            code="file.format",
-        ) from None
     return rows
 
 

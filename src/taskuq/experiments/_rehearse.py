@@ -21,6 +21,7 @@ import taskuq
 from taskuq._config import read_toml, toml_text
 from taskuq._io import (
     atomic_write,
+    complete_record,
     content_fingerprint,
     fingerprint,
     make_folder,
@@ -185,11 +186,12 @@ class Rehearsal:
         if not path.exists():
             make_folder(self.output)
             write_json(path, self._record([], 0.0))
-        record = read_json(path, SCHEMA)
-        if record["settings"] != self.settings:
-            text = f"{self.output} was made with other settings ({record['settings']}); "
-            raise InputError(f"{text}pass another -o, or --overwrite", code="resume.mismatch")
-        return {result["line"]: result for result in record["lines"]}
+        with complete_record(path, "rehearsal", "use --overwrite"):
+            record = read_json(path, SCHEMA)
+            if record["settings"] != self.settings:
+                text = f"{self.output} was made with other settings ({record['settings']}); "
+                raise InputError(f"{text}pass another -o, or --overwrite", code="resume.mismatch")
+            return {r["line"]: r | {k: r[k] for k in ("key", "status")} for r in record["lines"]}
 
     def _record(self, results: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
         statuses = [result["status"] for result in results]
@@ -444,8 +446,7 @@ def rehearsal_markdown(record: Mapping[str, Any]) -> str:
     hours = sum((result["cost"] or {}).get("hours") or 0 for result in results)
     took = duration(sum(result["seconds"] for result in results))
     rows.append(["all", "", took, "", "", "", "", f"**{_few(hours)}**"])
-    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
-    return "\n".join([head, "", *lines, ""])
+    return "\n".join([head, "", *["| " + " | ".join(cells) + " |" for cells in rows], ""])
 
 
 def _few(value: float | None) -> str:

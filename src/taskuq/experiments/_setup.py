@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from taskuq._io import complete_record
 from taskuq.conformal._splits import fold_sizes
 from taskuq.errors import InputError
 from taskuq.experiments._claims import (
@@ -209,8 +211,9 @@ def _classifier_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[st
         rows.append(row)
         figures.append(figure)
     if inputs.task is not None:
-        rows += _from_record(inputs)
-        figures += task_figures(dict(inputs.task))
+        found = _from_record(inputs.task)
+        rows += found[0]
+        figures += found[1]
     first = dict(zip(("part", "cases", "positive", *MEASURES), rows[0], strict=True))
     known = [name for name in ("auroc", "accuracy") if first[name] is not None]
     seen = listing(f"{_measure_name(name)} {first[name]:.3f}" for name in known)
@@ -257,18 +260,18 @@ def _from_table(inputs: ClaimInputs) -> tuple[list[Any], Figure]:
     return [part, table.cases, int(y.sum()), *(found.get(m) for m in MEASURES)], figure
 
 
-def _from_record(inputs: ClaimInputs) -> list[list[Any]]:
+def _from_record(record: Mapping[str, Any]) -> tuple[list[list[Any]], list[Figure]]:
     called = {"tune": "tuning cases", "judge": "test cases"}
-    try:
-        assert inputs.task is not None
-        return [
-            [called.get(part, part), row["cases"], *map(row.get, ("positive", *MEASURES))]
-            for part, of in inputs.task["parts"].items()
+    with complete_record("the task record", "classifier record", "use taskuq train classifier"):
+        rows = [
+            [called.get(part, part), row["cases"], row.get("positive")]
+            + [None if row.get(name) is None else float(row[name]) for name in MEASURES]
+            for part, of in record["parts"].items()
             for row in of
         ]
-    except (KeyError, TypeError, AttributeError) as error:
-        text = f"the task record is incomplete ({error!r:.60}); use taskuq train classifier"
-        raise InputError(text, code="file.format") from None
+        if not rows:
+            raise InputError("the task record has no part; train again", code="file.format")
+        return rows, task_figures(dict(record))
 
 
 CLASSIFIER_QUALITY = Experiment(

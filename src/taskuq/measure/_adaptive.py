@@ -284,8 +284,7 @@ class AdaptiveConfig:
         _require_samples(samples, self.objective)
 
     def rule(self, system: Any, masks: BoolArray, rates: tuple[float, ...]) -> AdaptiveLines:
-        chosen = require_line_measure(system)
-        return AdaptiveLines(chosen, masks, rates, **asdict(self))
+        return AdaptiveLines(require_line_measure(system), masks, rates, **asdict(self))
 
 
 def require_line_measure(system: Any) -> LineMeasure:

@@ -275,7 +275,7 @@ def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray
 
 
 def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
-    if len(accelerations) == 0 or min(accelerations) < 1:
+    if len(accelerations) == 0 or not all(R >= 1 for R in accelerations):
         text = f"accelerations are {list(accelerations)}; pass at least 1"
         raise InputError(text, code="rounds.invalid")
     lines = [round(width / R) for R in accelerations]

@@ -153,8 +153,7 @@ class MultiCoilMRI:
             parts = torch.stack([noise_for(one, (2, *one.shape), self.seed) for one in flat])
             noise = torch.complex(parts[:, 0], parts[:, 1]).reshape(image.shape)
             kspace = kspace + self.noise * noise.to(image.device)
-        zero_filled = ifft2c(torch.where(mask, kspace, 0))
-        return MRIMeasurement(zero_filled, mask, float(acceleration))
+        return MRIMeasurement(ifft2c(torch.where(mask, kspace, 0)), mask, float(acceleration))
 
     def line_values(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
         """Return k-space columns of samples; the central lines determine coil sensitivities."""

@@ -265,8 +265,7 @@ class ScanRandomisation:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.snr_db[0] > self.snr_db[1]:
-            text = f"snr_db must be increasing, got {self.snr_db}"
-            raise InputError(text, code="value.invalid")
+            raise InputError(f"snr_db must be increasing, got {self.snr_db}", code="value.invalid")
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the batch with randomised images, masks, k-space and counts of central lines."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from taskuq._config import Natural, check_ranges, read_toml, to_toml_table
+from taskuq._io import complete_record
 from taskuq.data._dataset import Subset
 from taskuq.errors import InputError
 from taskuq.measure._coils import rss, to_channels
@@ -213,8 +214,7 @@ class CrossFitConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.folds == 1:
-            text = "estimate.folds must be 0 or at least 2, got 1"
-            raise InputError(text, code="value.invalid")
+            raise InputError("estimate.folds must be 0 or at least 2, got 1", code="value.invalid")
 
     def train(
         self, cases: Sequence[Any], settings: Any, folder: Path, **options: Any
@@ -269,19 +269,20 @@ class EstimateConfig(CrossFitConfig):
             text = f"estimate.reuse_from {folder} has no {path.name}; train its estimators first"
             raise InputError(text, code="file.missing")
         there, here = read_toml(path), to_toml_table(settings)
-        estimate = there["estimate"]
-        pairs = {
-            "folds": (estimate["folds"], self.folds),
-            "training.seed": (estimate["training"]["seed"], self.training.seed),
-            "data": (there["data"], here["data"]),
-            "measure": (there["measure"], here["measure"]),
-        }
+        with complete_record(path, "configuration of its training"):
+            estimate = there["estimate"]
+            pairs = {
+                "folds": (estimate["folds"], self.folds),
+                "training.seed": (estimate["training"]["seed"], self.training.seed),
+                "data": (there["data"], here["data"]),
+                "measure": (there["measure"], here["measure"]),
+            }
+            weights = self.weights or Path(estimate.get("weights") or estimate_weights(folder))
         changed = [f"{key}: {a} there, {b} here" for key, (a, b) in pairs.items() if a != b]
         if changed or "trial" in there:
             text = f"estimate.reuse_from {folder} holds another run: {changed or 'trial'}; "
             text += "name one of the same data, masks and folds"
             raise InputError(text, code="resume.mismatch")
-        weights = self.weights or estimate.get("weights") or estimate_weights(folder)
         folds = [folder / self._fold(k) for k in range(self.folds)]
         return [locate(weights), *(fold / "best.safetensors" for fold in folds)]
 
@@ -292,11 +293,13 @@ def estimate_weights(folder: Path) -> Path:
 
 def load_estimator(weights: Path, named: Path | None, kind: type[N]) -> N:
     """Load the point-estimate network of a sampler from ``named`` or as in the model card."""
-    card = read_toml(weights.with_suffix(".toml")).get("estimate") or {}
-    if isinstance(card, dict):  # of a sampler, whose training holds it
-        trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
-        card = card.get("weights") or (trained if trained.exists() else None)
-    if not (path := named or card):
+    with complete_record(weights, "network with a model card"):
+        card = read_toml(weights.with_suffix(".toml")).get("estimate") or {}
+        if isinstance(card, dict):  # of a sampler, whose training holds it
+            trained = estimate_weights(Path(card.get("reuse_from", weights.parent)))
+            card = card.get("weights") or (trained if trained.exists() else None)
+        path = named or (card and Path(card))
+    if not path:
         text = f"{weights.name} names no point-estimate network; set 'estimate'"
         raise InputError(text, code="config.missing")
     return load_network(path, kind)

@@ -89,8 +89,7 @@ class VarNetMethod:
 
     def open(self, device: torch.device | str) -> VarNetRecovery:
         dtype = torch.float32 if self.precision == "float32" else torch.float16
-        net = RECOVERIES.trained("varnet", self.weights)[1]
-        return VarNetRecovery(net.to(device), dtype=dtype)
+        return VarNetRecovery(RECOVERIES.trained("varnet", self.weights)[1].to(device), dtype=dtype)
 
 
 @dataclass(frozen=True)

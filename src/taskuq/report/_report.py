@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from taskuq.report._answer import answer_of
 from taskuq.report._contents import Contents, build_contents
 from taskuq.report._explorer import save_explorer
 from taskuq.report._page import ENDINGS, page_text, write_exports, write_page
-from taskuq.report._records import read_folder
+from taskuq.report._records import RunFolder, read_folder
 from taskuq.table._table import (
     PerTask,
     TableFields,
@@ -38,6 +38,7 @@ from taskuq.table._table import (
 )
 from taskuq.table._terminology import Terminology, as_terminology
 
+T = TypeVar("T")
 SCORES = ("ar", "lwr", "cqr", "mlwr")
 # Policies that are simulated for comparison.
 OTHERS = ("adaptive", "paper")
@@ -222,22 +223,23 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         >>> write_report(tempfile.mkdtemp()).name  # an empty run makes a short report with notes
         'report.html'
     """
-    return _write(write_page, run_dir)
+    return _write(write_page, read_folder(Path(run_dir)))
 
 
 def answer_lines(run_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the texts of the first screen of a run's report, as lines for a terminal."""
-    return answer_of(build_contents(replace(read_folder(Path(run_dir)), explorer=None))).lines
+    """Return the texts of the first screen and unreadable files, as lines for a terminal."""
+    folder = replace(read_folder(Path(run_dir)), explorer=None)
+    answer, damaged = _write(lambda one: (answer_of(one).lines, one.folder.unreadable), folder)
+    return [*answer, *(f"{path} could not be read: {reason}" for path, reason in damaged)]
 
 
 def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
     """Write the tables, figures and intervals of a run; return the folder of the tables."""
-    return _write(partial(write_exports, endings=endings), run_dir)
+    return _write(partial(write_exports, endings=endings), read_folder(Path(run_dir)))
 
 
-def _write(write: Callable[[Contents], Path], run_dir: str | os.PathLike[str]) -> Path:
+def _write(write: Callable[[Contents], T], folder: RunFolder) -> T:
     """Write the report of a run; omit records that cannot be rendered."""
-    folder = read_folder(Path(run_dir))
     try:
         return write(build_contents(folder))
     except (InputError, MachineError, MemoryError):

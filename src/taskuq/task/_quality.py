@@ -96,8 +96,7 @@ class NMSE(_FullReference):
 
     def _compare(self, reported: Tensor, images: Tensor) -> Tensor:
         norm = images.square().sum((-2, -1))
-        error = (reported - images).square().sum((-2, -1))
-        return error / torch.where(norm > 0, norm, 1.0)
+        return (reported - images).square().sum((-2, -1)) / torch.where(norm > 0, norm, 1.0)
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,7 @@ def preload(
         found = cases.stock(torch.device("cuda" if on_gpu else "cpu"), most)
     if is_asked and found is None:
         needed = "one process, data.in_memory = true and images of one size"
-        text = f"training.dataloader = 'device' needs {needed}"
-        raise InputError(text, code="option.conflict")
+        raise InputError(f"training.dataloader = 'device' needs {needed}", code="option.conflict")
     return found
 
 

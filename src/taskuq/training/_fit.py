@@ -199,7 +199,7 @@ def _fit(
     resume = prepare_folder(folder, settings, fresh=fresh)
     best, finished = folder / BEST, folder / FINISHED
     is_finished = best.exists() and finished.exists()
-    if is_finished and read_json(finished, FOLDER_SCHEMA)["epochs"] == config.epochs:
+    if is_finished and read_json(finished, FOLDER_SCHEMA).get("epochs") == config.epochs:
         _print(f"{folder} holds a finished training run; use --overwrite to train again", machine)
         # The first process writes it, and the others may be here before.
         return read_timing(folder) if is_first_process() else {}

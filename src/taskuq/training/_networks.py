@@ -135,5 +135,4 @@ class MethodRegistry(Registry[type[Any]]):
         if weights is None:
             raise InputError(f"{self.table}.weights is missing; name a file", code="config.missing")
         path = locate(weights)
-        card = read_card(path, (kind,))
-        return path, NETWORKS[kind].load(path, card["network"])
+        return path, NETWORKS[kind].load(path, read_card(path, (kind,))["network"])

@@ -302,8 +302,7 @@ def _stripes(x: Tensor) -> Tensor:
     """Mark the entries (channel, height, width) whose channel plus row-major pixel index is odd."""
     channels, height, width = x.shape[1:]
     pixel = torch.arange(height * width, device=x.device).view(1, height, width)
-    channel = torch.arange(channels, device=x.device).view(-1, 1, 1)
-    return (channel + pixel) % 2 == 1
+    return (torch.arange(channels, device=x.device).view(-1, 1, 1) + pixel) % 2 == 1
 
 
 class _InvertibleAttention(nn.Module):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from taskuq._config import NonNegative, read_toml
+from taskuq._io import complete_record
 from taskuq._seeds import mix_seeds, per_case_random
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -241,7 +242,9 @@ class FlowMethod:
             return FlowRecovery(flow, device=device, dtype=dtype, temperature=temperature)
         net = load_estimator(path, self.estimate, VarNet)
         if temperature is None:
-            temperature = read_toml(path.with_suffix(".toml")).get("temperatures") or 1.0
+            with complete_record(path, "network with a model card"):
+                temperature = read_toml(path.with_suffix(".toml")).get("temperatures") or 1.0
+                check_temperature(temperature)
         half = torch.float32 if exact else torch.float16
         return ResidualFlowSampler(flow, net, device=device, temperature=temperature, dtype=half)
 

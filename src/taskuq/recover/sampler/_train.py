@@ -15,6 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from taskuq._config import NonNegative, Size, Unit, Within, check_ranges, read_toml
+from taskuq._io import complete_record
 from taskuq._seeds import per_case_random
 from taskuq.errors import InputError
 from taskuq.recover._cases import CoilAugmentation, RecoveryTraining, ScanRandomisation
@@ -347,11 +348,11 @@ class SamplerMethod:
             load_estimator(path, self.estimate, VarNet).to(device),
             dtype=torch.float32 if exact else torch.float16,
         )
-        card = read_toml(path.with_suffix(".toml"))
-        noise_scale = card.get("noise_scale") if self.inflate else None
-        if self.inflate and noise_scale is None:
-            text = f"{path.name} has no noise_scale; train it again, or remove inflate"
-            raise InputError(text, code="config.missing")
+        noise_scale = None
+        if self.inflate:
+            card = path.with_suffix(".toml")
+            with complete_record(card, "model card", "train it again, or remove inflate"):
+                noise_scale = [float(factor) for factor in read_toml(card)["noise_scale"]]
         dtype = torch.float32 if exact else None
         return SamplerRecovery(net.to(device), estimator, dtype=dtype, noise_scale=noise_scale)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 from markupsafe import Markup
 
-from taskuq._io import atomic_write, image_format
+from taskuq._io import atomic_write, complete_record, image_format
 from taskuq._registry import Registry
 from taskuq.errors import InputError
 
@@ -186,7 +186,7 @@ def series_from_rows(
 
 def figure_from_dict(record: Any) -> Figure:
     """Return the figure of a record written by :meth:`Figure.to_dict` or by hand."""
-    try:
+    with complete_record("a figure", "record", "write it again"):
         figure = Figure(
             **{name: str(record[name]) for name in ("name", "caption", "x_label", "y_label")},
             series=tuple(map(_series_from_dict, record["series"])),
@@ -199,9 +199,6 @@ def figure_from_dict(record: Any) -> Figure:
         )
         if figure.picture and not b64decode(figure.picture, validate=True).startswith(b"\x89PNG"):
             raise ValueError("its picture is not a PNG file")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        text = f"a figure is not complete ({error!r:.80}); write it again"
-        raise InputError(text, code="file.format") from None
     if figure.x_scale not in get_args(XScale) or figure.y_scale not in ("linear", "log"):
         text = f"figure {figure.name!r:.40} has an unknown scale"
         raise InputError(text, code="choice.unknown")
