@@ -1,8 +1,8 @@
-"""Calibration units for a tolerance of coverage
+"""Calibration units needed for a given tolerance of coverage
 
-The figure shows how many exchangeable calibration units keep the coverage given *one* calibration set within
-a tolerance of its target, for 95 % of calibration sets. The guarantee, an average over calibration sets,
-holds for any number of units.
+For a given calibration set, coverage may differ from 1 - α. The figure shows how many exchangeable calibration
+units keep this difference within a tolerance for 95 % of calibration sets. The guarantee, an average over
+calibration sets, holds for any number of units.
 """
 
 import taskuq as tq
