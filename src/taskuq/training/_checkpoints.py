@@ -196,7 +196,7 @@ def folder_callbacks(recipe: Recipe, config: TrainingConfig, folder: Path) -> li
 
 
 class _EpochLog(Callback):
-    """Log of one row per epoch that a resumed training continues, unlike Lightning's CSVLogger."""
+    """Log with one row per epoch; unlike with CSVLogger, a resumed training appends to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
