@@ -204,7 +204,7 @@ def lines_of(recipe: Recipe) -> int:
     """Return the number of lines of code that a recipe needs, after uniform formatting.
 
     Imports are counted. The ``def`` line, docstrings, comments, empty lines, breaks of long lines,
-    and the means, spreads and quantiles of samples are not.
+    and the computation of sample means, spreads and quantiles are not.
     """
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(recipe))).body
     assert isinstance(function, ast.FunctionDef)
@@ -235,7 +235,7 @@ def quantile_of(recipe: Recipe, n: int, alpha: float) -> float:
 
 
 def ranks(recipe: Recipe) -> dict[str, Any]:
-    """Return the numbers of correct, too small and all quantiles, and the result for few scores."""
+    """Return the numbers of correct, too small and all quantiles, and the result if n is too small."""
     right = narrow = asked = 0
     for alpha in ("0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"):
         for n in range(3, 204, 8):

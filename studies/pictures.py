@@ -45,7 +45,7 @@ def save_small(picture: Image.Image, path: Path) -> Path:
 
 
 def first_screen(page: Path, path: Path) -> Path:
-    """Take a picture of the first screen of the report."""
+    """Take a screenshot of the top of the report."""
     from playwright.sync_api import sync_playwright
 
     program = next(

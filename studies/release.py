@@ -170,7 +170,7 @@ def check_contents(out: Path, package: set[str]) -> str:
 
 
 def try_in_empty(archive: Path, extras: str) -> str:
-    """Install one archive in an empty environment and run the first steps of a user."""
+    """Install one archive in an empty environment and run a new user's first commands."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         venv.create(folder / "env", with_pip=True)

@@ -87,7 +87,7 @@ def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
 
 
 def lines(tables: tuple[tq.TaskOutputs, tq.TaskOutputs], alpha: float) -> list[str]:
-    """Return the rows of a table of errors, widths and coverage at every acceleration."""
+    """Return the lines of a Markdown table of errors, widths and coverage by target and R."""
     found = [
         "| target | R | mean volume | mean error | interval ± | coverage |",
         "|---|---|---|---|---|---|",

@@ -218,7 +218,7 @@ class FolderData(DataConfig):
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
     labels: Path | None = None  #: CSV with columns file and label; optionally group, slice, site.
-    group: Grouping | None = None  #: Grouping unit if the CSV has no column group.
+    group: Grouping | None = None  #: Grouping unit if the CSV has no column "group".
     size: Size | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:

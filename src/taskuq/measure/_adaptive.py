@@ -27,7 +27,7 @@ TIES = 1e-9
 
 
 class LineCovariance(ABC):
-    """Covariance of line measurements and the objective, estimated from posterior samples."""
+    """Covariance between line measurements and the objective, estimated from posterior samples."""
 
     @abstractmethod
     def _given(self, lines: Sequence[int]) -> _GramPosterior | _ScalarPosterior: ...
@@ -242,7 +242,7 @@ def _require_samples(samples: int, objective: Aim) -> None:
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
-    """Project each sample on directions of the others; 0 if not positively correlated to ``z``."""
+    """Project samples on directions of the others; 0 unless correlated positively with ``z``."""
     scale = len(z) / (len(z) - 1)
     own = held.abs().square().sum(2)
     others = values - scale * own[..., None] * z
@@ -268,13 +268,13 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 class AdaptiveConfig:
     """Settings of [adaptive]: choice of lines for each case from its posterior samples."""
 
-    #: Variance to reduce: the task's, by its "gradient" or "outputs", or the image's ("variance").
+    #: Reduce the variance of the image ("variance") or of the task, by "gradient" or by "outputs".
     objective: Aim = "gradient"
     regularisation: Positive = RIDGE  #: Noise variance relative to the variance of the samples.
     selection_samples: Count | None = None  #: Number of samples used to choose lines; default: all.
     #: Fraction of a round's new lines chosen among all lines; the rest come from the round's mask.
     adaptive_fraction: Unit = 1.0
-    #: Choose the lines of a round only from the mask this many rounds later; default: from all.
+    #: Choose the lines of a round only from the mask this many rounds later; default: all lines.
     lookahead: Natural | None = None
 
     def require_samples(self, samples: int) -> None:

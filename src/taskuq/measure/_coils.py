@@ -102,7 +102,7 @@ _KNOTS = 5
 
 
 def coil_sensitivities(coils: int, height: int, width: int, *, rng: np.random.Generator) -> Tensor:
-    """Draw sensitivities (coil, height, width) of circular loops on a ring around the image."""
+    """Draw sensitivities (coil, height, width) of loop coils on a ring around the image."""
     if coils < 1:
         raise InputError(f"coils is {coils}; pass at least 1", code="value.invalid")
     jitter = 0.1

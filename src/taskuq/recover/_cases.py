@@ -34,7 +34,7 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Settings of [randomise.masks]: a fully sampled centre and a random pattern elsewhere."""
+    """Settings of [randomise.masks]: random masks with a fully sampled centre."""
 
     #: Lowest and highest acceleration; the number of lines is drawn log-uniformly.
     acceleration_range: tuple[Acceleration, Acceleration] = (2.0, 16.0)

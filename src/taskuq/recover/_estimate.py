@@ -53,7 +53,7 @@ MULTIPLE, SHAPES = 4, 16
 
 
 def case_scale(y: Tensor) -> Tensor:
-    """Return the 95 % quantile of each case's magnitudes, at least 1 % of their maximum."""
+    """Return each case's 95 % quantile of magnitudes, or 1 % of their maximum if that is larger."""
     magnitudes = y.abs().flatten(1)
     rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
     if y.is_cuda:

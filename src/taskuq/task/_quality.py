@@ -127,7 +127,7 @@ class _Perceptual(_FullReference):
 
 
 def perceptual_distance(network: nn.Module, reported: Tensor, images: Tensor) -> Tensor:
-    """Return the distance of each image (image, height, width) from its reference, (image,)."""
+    """Return the distance of each reported image from its reference in ``images``, (image,)."""
     peak = _peak(images)[:, None, None]
     unit = [(x / peak).clamp(0, 1).float()[:, None] for x in (reported, images)]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""One-step posterior sampling around a point estimate, and its noise scale."""
+"""One-step posterior sampling around a point estimate, and the fit of the noise scale."""
 
 from __future__ import annotations
 
