@@ -235,7 +235,7 @@ def quantile_of(recipe: Recipe, n: int, alpha: float) -> float:
 
 
 def ranks(recipe: Recipe) -> dict[str, Any]:
-    """Return the numbers of correct, too small and all quantiles, and the result if n is too small."""
+    """Return the numbers of correct, too small and all quantiles, and the result for small n."""
     right = narrow = asked = 0
     for alpha in ("0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"):
         for n in range(3, 204, 8):

@@ -26,7 +26,7 @@ def center_lines(width: int, lines: int) -> BoolArray:
 
 
 def acs_width(mask: BoolArray) -> int:
-    """Return the number of contiguous lines around a mask's centre; 0 if the centre is not sampled."""
+    """Count the contiguous lines around a mask's centre; return 0 if the centre is not sampled."""
     center = len(mask) // 2
     if not mask[center]:
         return 0

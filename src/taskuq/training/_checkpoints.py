@@ -94,7 +94,7 @@ def _load_state(path: Path | str) -> Any:
 
 
 def _to_json(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """Encode a value as JSON, types that JSON lacks as {"type": ...}; put tensors in ``tensors``."""
+    """Encode a value as JSON, types that it lacks as {"type": ...}; put tensors in ``tensors``."""
     if isinstance(value, Tensor):
         # safetensors refuses two names of one storage.
         tensors[name] = value.detach().cpu().clone().contiguous()
