@@ -105,7 +105,7 @@ class _MaskLearner:
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
-        """Return the given lines or, if its CRPS is lower, an equally large random set."""
+        """Return the given lines, or an equally large random set with a lower CRPS."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
         for _ in range(self.config.random_candidates):

@@ -127,7 +127,7 @@ COUNTERS = {
 
 
 def latency_histogram() -> Any:
-    """Return a Prometheus histogram of the time from complete round to decision."""
+    """Return a Prometheus histogram of times from the last line of a round to its decision."""
     Histogram = import_extra("prometheus_client", "taskuq[mrd]").Histogram
     text = "Seconds from the last line of a round to its decision"
     return Histogram("taskuq_decision_seconds", text, buckets=BUCKETS, registry=None)
