@@ -527,6 +527,9 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
     from numpy.lib import format
 
     for member in archive.infolist():
+        # Its comment, of which NumPy writes none, would hide the members that follow.
+        if member.comment:
+            raise InputError(f"{path} is damaged; write it again", code="file.damaged")
         # Opening compares the name in the directory with that of the member itself.
         with archive.open(member) as file:
             if not member.filename.endswith(".npy"):

@@ -172,13 +172,9 @@ def test_every_threshold_above_the_quantile_is_certified():
 
 # (alpha, epsilon, delta, two-sided size, one-sided size): worked out apart from this code.
 TABLE = [
-    (0.01, 0.01, 0.05, 313, 313),
-    (0.05, 0.01, 0.1, 1270, 801),
-    (0.05, 0.02, 0.05, 442, 360),
-    (0.05, 0.03, 0.01, 362, 361),
-    (0.1, 0.02, 0.1, 602, 380),
-    (0.1, 0.03, 0.05, 374, 290),
-]
+    (0.01, 0.01, 0.05, 313, 313), (0.05, 0.01, 0.1, 1270, 801), (0.05, 0.02, 0.05, 442, 360),
+    (0.05, 0.03, 0.01, 362, 361), (0.1, 0.02, 0.1, 602, 380), (0.1, 0.03, 0.05, 374, 290),
+]  # fmt: skip
 # Its sixteen decimals times n leave 64 bits.
 MANY_DIGITS = (1 / 3, 0.02, 0.05)
 
@@ -214,15 +210,9 @@ def test_groups_multiply_the_size_by_the_design_effect():
 
 @pytest.mark.parametrize(
     ("epsilon", "options"),
-    [
-        (0, {}),
-        (1, {}),
-        (float("nan"), {}),
-        (1e-7, {}),
-        (0.02, {"icc": 2}),
-        (0.02, {"group_size": inf}),
-    ],
-)
+    [(0, {}), (1, {}), (float("nan"), {}), (1e-7, {}), (0.02, {"icc": 2}),
+     (0.02, {"group_size": inf})],
+)  # fmt: skip
 def test_invalid_sizes_are_refused(epsilon, options):
     with refused("value.invalid"):
         tq.calibration_size(0.05, epsilon, 0.05, **options)

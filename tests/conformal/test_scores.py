@@ -33,15 +33,11 @@ def scores_of(side, samples):
     truth = rng.random(60)
     outputs = np.clip(truth[:, None] + 0.2 * rng.standard_normal((60, samples)), 0, 1)
     return [
-        AR(side),
-        LWR(side),
-        CQR(0.1, side),
-        MLWR(side),
-        MLWR(side).fit(outputs),
+        AR(side), LWR(side), CQR(0.1, side), MLWR(side), MLWR(side).fit(outputs),
         MLWR(side).fit(outputs, range_=(0, 1)),
         LearnedScore(side).fit(outputs, truth, range_=(0, 1)),
         LearnedScore(side).fit(10 * outputs - 5, 10 * truth - 5),
-    ]
+    ]  # fmt: skip
 
 
 NUMBER = st.floats(-3, 3, allow_subnormal=False).map(lambda v: v if abs(v) > 1e-100 else 0.0)

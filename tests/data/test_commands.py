@@ -34,6 +34,7 @@ def test_masks_are_written_with_a_picture(tmp_path, capsys):
         ({"accelerations": "16,eight"}, "value.invalid"),
         ({"published": True, "size": 128}, "option.conflict"),
         ({"output": "masks.txt"}, "file.format"),
+        ({"output": "/"}, "file.format"),
     ],
 )
 def test_masks_refuse_bad_input(tmp_path, arguments, code):

@@ -13,20 +13,9 @@ def save_npz(data, path):
 
 
 def write_volume(
-    path,
-    *,
-    slices=3,
-    coils=15,
-    height=48,
-    width=40,
-    recon=32,
-    acquisition="CORPD_FBK",
-    header=True,
-    kspace=True,
-    seed=0,
-    patient=None,
-    institution="",
-):
+    path, *, slices=3, coils=15, height=48, width=40, recon=32, acquisition="CORPD_FBK",
+    header=True, kspace=True, seed=0, patient=None, institution="",
+):  # fmt: skip
     """Write a volume and return its path and its k-space; 0 coils is the single-coil layout."""
     rng = np.random.default_rng(seed)
     shape = (slices, coils, height, width) if coils else (slices, height, width)

@@ -286,6 +286,18 @@ def test_text_that_is_not_unicode_is_refused(tmp_path, kind):
             assert arrays["case"][1] == "B\U0010ffff"
 
 
+def test_comment_that_hides_arrays_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", outputs=[1.0], group=[3])
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    place = content.index(b"PK\x01\x02")
+    content[place + 32] = content.index(b"PK\x05\x06") - content.rindex(b"PK\x01\x02")
+    (tmp_path / "a.npz").write_bytes(content)
+    with np.load(tmp_path / "a.npz") as arrays:
+        assert list(arrays) == ["outputs"]
+    with refused("file.damaged"), open_npz(tmp_path / "a.npz"):
+        pass
+
+
 def test_lock_is_exclusive_while_its_file_comes_and_goes(tmp_path):
     path, inside, errors = tmp_path / "new" / "l", [], []
 

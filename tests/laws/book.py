@@ -485,16 +485,6 @@ EACH_ROUND_OF_CLASS = GivenLaw(
 )  # fmt: skip
 
 LAWS = [
-    *BOUNDS,
-    *GROUPS,
-    *STRATA,
-    *JOINT,
-    *SET_ASIDE,
-    *CHOSEN,
-    *STOPPED,
-    *STOPPED_WITHIN,
-    *SHIFTED_WITHIN,
-    *SITES,
-    *SHIFTED,
-    *GIVEN,
-]
+    *BOUNDS, *GROUPS, *STRATA, *JOINT, *SET_ASIDE, *CHOSEN, *STOPPED, *STOPPED_WITHIN,
+    *SHIFTED_WITHIN, *SITES, *SHIFTED, *GIVEN,
+]  # fmt: skip

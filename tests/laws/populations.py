@@ -80,16 +80,9 @@ class Cases:
 
 
 def draw(
-    seed: int,
-    *,
-    units: tuple[int, int] = (4, 9),
-    smallest: int = 1,
-    largest: int = 1,
-    rounds: int = 1,
-    samples: int = 2,
-    tasks: int = 1,
-    strata: int = 2,
-) -> Population:
+    seed: int, *, units: tuple[int, int] = (4, 9), smallest: int = 1, largest: int = 1,
+    rounds: int = 1, samples: int = 2, tasks: int = 1, strata: int = 2,
+) -> Population:  # fmt: skip
     """Draw a population from its seed.
 
     Errors and spreads shrink from round to round, not always; the second task has its hard cases

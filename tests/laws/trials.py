@@ -15,16 +15,9 @@ RATES = (8.0, 4.0, 2.0)
 
 
 def bound(
-    population: Population,
-    alpha: float,
-    *,
-    by_group: bool = False,
-    by_site: bool = False,
-    strata: bool = False,
-    label: bool = False,
-    weights: bool = False,
-    **options: Any,
-) -> Trial:
+    population: Population, alpha: float, *, by_group: bool = False, by_site: bool = False,
+    strata: bool = False, label: bool = False, weights: bool = False, **options: Any,
+) -> Trial:  # fmt: skip
     """Calibrate a bound, and predict all cases of the new unit."""
 
     def trial(cases: Cases) -> Calibrated:
@@ -86,14 +79,9 @@ def patients(cases: Cases) -> np.ndarray:
 
 
 def planned(
-    population: Population,
-    known: Cases,
-    alpha: float,
-    by: str,
-    max_width: float | None = 0.3,
-    within: str | None = None,
-    **options: Any,
-) -> Any:
+    population: Population, known: Cases, alpha: float, by: str, max_width: float | None = 0.3,
+    within: str | None = None, **options: Any,
+) -> Any:  # fmt: skip
     """Plan a policy on a table of the given cases, `within` classes ('label') or 'strata'."""
     options |= {} if within is None else {within: known.strata}
     group = {"case": None, "site": patients(known)}.get(by, known.group)

@@ -127,14 +127,9 @@ def test_actnorm_is_initialised_by_data(small_flow, draw):
 
 
 CONFIG = flows.FlowConfig(
-    coils=1,
-    unet_width=2,
-    unet_pools=1,
-    condition_channels=8,
-    layers=1,
-    steps_per_layer=4,
+    coils=1, unet_width=2, unet_pools=1, condition_channels=8, layers=1, steps_per_layer=4,
     max_value=1e3,
-)
+)  # fmt: skip
 # x given y is Gaussian at each pixel: mean GAIN @ y, covariance ROOT @ ROOT.T.
 GAIN = torch.tensor([[0.8, -0.3], [0.0, 0.5]])
 ROOT = torch.tensor([[0.6, 0.0], [0.4, 0.2]])

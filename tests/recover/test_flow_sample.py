@@ -120,14 +120,9 @@ def test_bad_input_is_refused(small_flow, measurement, change, code):
 SIZE = 16
 MASKS = abs(np.arange(SIZE) - 7.5) < [[2], [4]]
 SMALL = FlowConfig(
-    coils=1,
-    in_channels=6,
-    unet_width=4,
-    unet_pools=2,
-    condition_channels=4,
-    layers=2,
+    coils=1, in_channels=6, unet_width=4, unet_pools=2, condition_channels=4, layers=2,
     steps_per_layer=2,
-)
+)  # fmt: skip
 
 
 @pytest.fixture

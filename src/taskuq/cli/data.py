@@ -247,9 +247,9 @@ def masks(
     overwrite: bool = False,
     output: app.Output = Path("masks.npz"),
 ) -> None:
-    figure = figure or output.with_suffix(".png")
     if output.suffix != ".npz":
         raise InputError(f"--output must end in .npz, got {output}", code="file.format")
+    figure = figure or output.with_suffix(".png")
     if learn is not None:
         _learn(learn, output, figure, device, overwrite)
         return
