@@ -38,7 +38,7 @@ Ends = Any  # lower and upper ends
 
 
 class Cases:
-    """Outputs (case, sample), targets (case,), and the sample summaries most libraries take."""
+    """Outputs (case, sample), targets (case,), and the sample summaries that most libraries use."""
 
     def __init__(self, outputs: Any, targets: Any) -> None:
         self.outputs, self.z = outputs, targets
@@ -163,7 +163,7 @@ def puncc_cqr(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
 
 
 def torchcp(x: Cases, score: str, fold: Any, test: Any, alpha: float) -> Ends:
-    """Return intervals from TorchCP's score and quantile; its predictors need a torch model."""
+    """Return intervals from TorchCP's score and quantile functions, which need no torch model."""
     import torch
     from torchcp.regression.score import ABS, CQR
     from torchcp.utils.common import calculate_conformal_value
@@ -175,7 +175,7 @@ def torchcp(x: Cases, score: str, fold: Any, test: Any, alpha: float) -> Ends:
 
 
 def authors(x: Cases, score: str, fold: Any, test: Any, alpha: float) -> Ends:
-    """Return intervals by the code of the paper's authors, a copy in TASKUQ_AUTHORS."""
+    """Return intervals computed by the code of the paper's authors in the folder TASKUQ_AUTHORS."""
     folder = Path(os.environ.get("TASKUQ_AUTHORS", "")) / "conformal"
     if not (folder / "conformal_utils.py").exists():
         raise ModuleNotFoundError("set TASKUQ_AUTHORS to a copy of the authors' repository")
@@ -204,7 +204,7 @@ def lines_of(recipe: Recipe) -> int:
     """Return the number of lines of code that a recipe needs, after uniform formatting.
 
     Imports are counted. The ``def`` line, docstrings, comments, empty lines, breaks of long lines,
-    and the means, spreads and quantiles of samples are not.
+    and the computation of sample means, spreads and quantiles are not.
     """
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(recipe))).body
     assert isinstance(function, ast.FunctionDef)
@@ -235,7 +235,7 @@ def quantile_of(recipe: Recipe, n: int, alpha: float) -> float:
 
 
 def ranks(recipe: Recipe) -> dict[str, Any]:
-    """Return the numbers of correct and of too small quantiles, and the result if none exists."""
+    """Return the numbers of correct, too small and all quantiles, and the result for small n."""
     right = narrow = asked = 0
     for alpha in ("0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"):
         for n in range(3, 204, 8):

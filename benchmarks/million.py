@@ -45,7 +45,7 @@ def table(*rows: tuple[str, ...]) -> None:
 
 
 def write_tables(folder: Path, cases: int) -> None:
-    """Write a table as .npz and as a folder of shards, a tenth of its cases, and a bound."""
+    """Write a table as .npz and as shards, and a bound calibrated on a tenth of its cases."""
     outputs, targets = synthetic(cases, 32)
     names = np.char.add("case-", np.arange(cases).astype(str))
     whole = TaskOutputs(
@@ -58,7 +58,7 @@ def write_tables(folder: Path, cases: int) -> None:
 
 
 def seconds(*arguments: str | Path) -> float:
-    """Return the CPU seconds of a command in a separate process, start and end included."""
+    """Return the CPU seconds of a command in a separate process, including start-up and exit."""
     command = [sys.executable, "-m", "taskuq", *map(str, arguments)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, capture_output=True, check=True)

@@ -68,7 +68,7 @@ def measure(patients: int) -> float:
 
 
 def main(patients: tuple[int, ...] = (40, 500)) -> None:
-    """Measure the reports of runs with these numbers of patients."""
+    """Print the time and size of a report for each number of patients."""
     for count in patients:
         measure(count)
 

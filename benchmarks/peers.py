@@ -6,9 +6,9 @@ python -m benchmarks.peers --into docs/results/performance.md      # puts it the
 Libraries are searched for in this environment and in those of the Pythons listed in TASKUQ_PEERS,
 separated by colons, because some conflict with taskuq. TASKUQ_AUTHORS is the path of a copy of the
 authors' repository. The names of missing libraries are printed. Times are CPU times of one thread,
-from samples to intervals. For libraries that take summaries, they include NumPy's mean, spread or
-quantiles of the samples, once for many splits. ``lines_of`` counts the lines of code. A mistake is
-refused (an error), warned of (a warning) or accepted (neither).
+from samples to intervals. If a library takes summaries, its time includes NumPy's mean, spread or
+quantiles of the samples, computed once for many splits. ``lines_of`` counts the lines of code. The
+reaction to a mistake is an error ("refused"), a warning ("warned") or neither ("accepted").
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def ask(name: str, data: Path, pythons: list[str]) -> dict[str, Any]:
 
 
 def many_splits(outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return the CPU seconds of taskuq for many random splits, and for all in closed form."""
+    """Return taskuq's CPU seconds for many random splits, and for all splits in closed form."""
     found = {}
     call = {"many": partial(tq.evaluate, splits=TRIALS, seed=0), "exact": tq.evaluate_exact}
     for name, evaluate in call.items():

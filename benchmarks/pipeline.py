@@ -1,7 +1,7 @@
 """Overhead of the pipeline on one core, on Ray, and with many workers.
 
 python -m benchmarks pipeline             # against a plain loop, and Ray with two workers
-python -m benchmarks.pipeline --scaling   # 1 to 64 sleeping workers, drawn to docs/figures
+python -m benchmarks.pipeline --scaling   # 1 to 64 sleeping workers, plotted in docs/figures
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def plain_loop(recover: Sleep | Busy, batches: int) -> None:
 
 
 def two_loops(recover: Sleep | Busy, batches: int) -> None:
-    """Run the same batches in two processes without a pipeline."""
+    """Run half of the batches in each of two processes, without a pipeline."""
     context = get_context("spawn")
     loops = [context.Process(target=plain_loop, args=(recover, batches // 2)) for _ in range(2)]
     for loop in loops:

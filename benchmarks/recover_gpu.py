@@ -102,7 +102,7 @@ class Classifier(nn.Module):
         )
 
     def features(self, x: Tensor) -> Tensor:
-        """Return backbone features; on a GPU in bfloat16, convolutions include bias and ReLU."""
+        """Return backbone features; in bfloat16, fuse bias and ReLU into the convolutions."""
         if x.dtype != torch.bfloat16:
             return self.backbone(x)
         net = self.backbone
@@ -164,7 +164,7 @@ def start(flow: ConditionalFlow, generator: torch.Generator) -> None:
 def plain_outputs(
     flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor, z: Tensor
 ) -> Tensor:
-    """Return task outputs of samples drawn in chunks of 4, each with its own condition."""
+    """Return task outputs of samples drawn in chunks of 4; the condition is encoded per chunk."""
     outputs = []
     shapes = flow.latent_shapes(SIZE, SIZE)
     sizes = [a * b * c for a, b, c in shapes]
@@ -274,7 +274,7 @@ def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Ten
 
 
 def decibels(found: Tensor, expected: Tensor) -> float:
-    """Return the peak over the root-mean-square difference, in dB."""
+    """Return the ratio of the largest expected value to the root-mean-square error, in dB."""
     error = (found.double() - expected.double()).square().mean().sqrt()
     return 20 * math.log10(float(expected.abs().max() / error.clamp_min(1e-30)))
 

@@ -206,7 +206,7 @@ def resident() -> float:
 
 
 def memory(slices: int = SLICES, shown: int = 5) -> list[float]:
-    """Print memory and threads while slices are replayed; return the memory values in MiB."""
+    """Print memory and thread count while slices are replayed; return the memory values in MiB."""
     found = []
     with tempfile.TemporaryDirectory() as folder, serving(small_chain(Path(folder))) as service:
         for number in range(slices // 8):

@@ -32,7 +32,7 @@ CONDITIONS: dict[PolicyUnitName, dict[str, Any]] = {
 
 
 def rows(folder: Path, splits: int) -> Iterator[list[str]]:
-    """Yield one row of results for each task, unit, goal, statistic and guarantee."""
+    """Yield a row of results for each combination of task, unit, goal, statistic and guarantee."""
     for task in TABLES:
         table = tq.TaskOutputs.load(folder / f"{task}.npz", task_range=(0.0, 1.0))
         table = replace_arrays(table, label=(table.targets > 0.5).astype(np.int64))

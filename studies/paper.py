@@ -122,7 +122,7 @@ def claims(records: Records) -> str:
 
 
 def _pivot(found: list[Row], along: str, value: str, by: str = "score") -> str:
-    """Return a table with a row for each value of ``by``, a column for each of ``along``."""
+    """Return a table with a row per value of ``by`` and a column per value of ``along``."""
     heads = list(dict.fromkeys(row[along] for row in found))
     cells = {(row[by], row[along]): shown(row[value]) for row in found}
     names = dict.fromkeys(row[by] for row in found)
@@ -131,12 +131,12 @@ def _pivot(found: list[Row], along: str, value: str, by: str = "score") -> str:
 
 
 def lengths(records: Records) -> str:
-    """Return a table of mean lengths by R of intervals clipped to the range; split by group."""
+    """Return a table of mean lengths of clipped intervals at each R, for splits by group."""
     return _pivot(rows(records["interval-length"], "by-group"), "R", "length")
 
 
 def sample_lengths(records: Records) -> str:
-    """Return a table of mean lengths of unclipped intervals by number of samples; split by case."""
+    """Return a table of mean unclipped lengths by number of samples, for splits by case."""
     found = rows(records["sample-count"], "by-case")
     return _pivot([{**r, "p": float(r["p"])} for r in found], "p", "unclipped length")
 
@@ -196,7 +196,7 @@ TABLES: dict[str, tuple[str | None, Callable[[Records], str]]] = {
 
 
 def tables(records: Records) -> dict[str, str]:
-    """Return those tables of the page whose records exist."""
+    """Return all tables of the page, except those whose records are missing."""
     return {
         name: make(records)
         for name, (experiment, make) in TABLES.items()

@@ -35,7 +35,7 @@ SAMPLES, REPORT, TRUTH = "#1c232d", "#0072b2", "#c1121f"
 
 
 def save_small(picture: Image.Image, path: Path) -> Path:
-    """Write a picture as PNG, with a palette if it is large; refuse one that stays large."""
+    """Write a PNG picture, with 256 colours if it is too large; exit if it is still too large."""
     picture.convert("RGB").save(path, optimize=True)
     if path.stat().st_size > LARGEST:
         picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
@@ -45,7 +45,7 @@ def save_small(picture: Image.Image, path: Path) -> Path:
 
 
 def first_screen(page: Path, path: Path) -> Path:
-    """Take a picture of the first screen of the report."""
+    """Take a screenshot of the top of the report."""
     from playwright.sync_api import sync_playwright
 
     program = next(

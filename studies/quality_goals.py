@@ -2,9 +2,9 @@
 
     python -m studies.quality_goals FOLDER [docs/results/quality-goals.csv]
 
-FOLDER holds ``quality_*.npz``, tables with targets by round. The levels are the medians of the
-targets at R = 8. The authors' second paper calibrates a one-sided bound for each round; its rule
-stops in the first round whose bound reaches the level.
+FOLDER holds ``quality_*.npz``, tables with a target for each round. The levels are the medians of
+the targets at R = 8. The authors' second paper calibrates a one-sided bound for each round; its
+rule stops in the first round whose bound reaches the level.
 """
 
 from __future__ import annotations

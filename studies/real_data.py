@@ -23,7 +23,7 @@ POLICIES = ("paper lwr", "paper cqr", "fixed-width spread")
 
 
 def lengths(runs: dict[str, Records]) -> str:
-    """Return a table of mean lengths of intervals clipped to the range, for the first network."""
+    """Return a table of the first network's mean lengths of intervals clipped to the task range."""
     lines = []
     for unit, table in UNITS.items():
         found = {(r["R"], r["score"]): r for r in rows(runs[NETWORKS[0]]["interval-length"], table)}
@@ -34,7 +34,7 @@ def lengths(runs: dict[str, Records]) -> str:
 
 
 def samples(runs: dict[str, Records]) -> str:
-    """Return a table of mean lengths of unclipped intervals from many and few samples."""
+    """Return a table of mean unclipped interval lengths, from many samples and from few."""
     lines = []
     for network, records in runs.items():
         table = rows(records["sample-count"], UNITS["slice"])

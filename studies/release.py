@@ -1,7 +1,7 @@
 """Release checks: build wheel and sdist, check them, try both in empty environments.
 
 python -m studies.release            # all automatic checks; nothing is uploaded
-python -m studies.release --light    # without the demo, which brings torch
+python -m studies.release --light    # without the demo, which installs torch
 python -m studies.release --matrix   # the table of docs/reference/compatibility.md
 
 A failed step ends the run. The manual steps are printed at the end.
@@ -170,7 +170,7 @@ def check_contents(out: Path, package: set[str]) -> str:
 
 
 def try_in_empty(archive: Path, extras: str) -> str:
-    """Install one archive in an empty environment and run the first steps of a user."""
+    """Install one archive in an empty environment and run a new user's first commands."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         venv.create(folder / "env", with_pip=True)
@@ -218,7 +218,7 @@ COMMANDS = (
 
 
 def matrix(wheel: Path, pythons: list[str]) -> str:
-    """Return a table of Python and library versions with the number of commands that worked."""
+    """Return a table of Python and library versions, with the number of commands that succeeded."""
     rows = [
         "| Python | dependencies | NumPy | cyclopts | numba | commands |",
         "|---|---|---|---|---|---|",
@@ -249,7 +249,7 @@ def _line(folder: Path, wheel: Path, python: str, resolution: str, extra: str) -
 
 
 def run_alone(place: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a program on one core, with LANG=C and no HOME, without the rights of root."""
+    """Run a program on one core, with LANG=C, no HOME and no root privileges."""
     alone = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
     if os.getuid() == 0:
         # A user without rights, but to search the folders of the interpreter.

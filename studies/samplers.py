@@ -46,7 +46,7 @@ def spread(record: Path = BUNDLED) -> str:
 
 
 def calibration(table: tq.TaskOutputs | None = None) -> str:
-    """Return a table of diagnostics of the task outputs of all cases at each acceleration."""
+    """Return a table of task-output diagnostics at each acceleration, over all cases."""
     diagnosis = tq.diagnose(tq.TaskOutputs.load("atlas-sampler") if table is None else table)
     lines = [
         [one.round or "–", *(f"{e.value:.3g} ± {e.se:.1g}" for e in

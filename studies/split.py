@@ -6,8 +6,8 @@
 lgg: slices of low-grade glioma. SOURCE holds images, label, group, the area of tumour in pixels of
 256×256 (``tumour_area_px256``), a flag of central slices, ``central``, and the TCGA ids of the
 ``patients``. The ``site`` is the institution, the second part of an id; the ``area`` is in pixels
-of 128×128. FOLDER/lgg-sites.npz holds two slices of each patient, for
-networks trained on other data.
+of 128×128. FOLDER/lgg-sites.npz holds two slices of each patient, for networks trained on other
+data.
 
 luna: chest CT slices. SOURCE holds images (uint8, 0 air to 255 bone) and group (the scan). ``air``
 is the fraction of air in the body at the written size; the label is 1 if it is below 0.2.

@@ -5,10 +5,10 @@ r"""Comparison of filtered back-projection and a sampler at few views.
 
 FILE holds images (uint8, 0 air to 255 bone) written by studies/split.py, from which ``taskuq run``
 computed the tables. For each number of views, the script prints the PSNR in dB (peak 1) on some
-slices (for the sampler, of the mean image); on all slices, the mean error of the air fraction, the
-interval width, and coverage by slice (over all splits, exactly) and by scan (over random splits).
-It also prints the mean acceleration of stopping rules at widths of 0.02 and 0.04, split by scan.
-``--into`` replaces the block ``<!-- luna -->`` to ``<!-- end of luna -->``.
+slices; for the sampler, this is the PSNR of the mean image. On all slices, it prints the mean error
+of the air fraction, the interval width, exact coverage by slice, and coverage by scan over random
+splits. It also prints the mean acceleration of stopping rules at widths of 0.02 and 0.04, in splits
+by scan. ``--into`` replaces the block ``<!-- luna -->`` to ``<!-- end of luna -->``.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ WORDS = {"case": "patient", "estimate": "zero-filled", "measurement": "line of k
 
 
 class AreaReader:
-    """Regression of the tumour area of slices, in pixels.
+    """Ridge regression of the tumour area of slices, in pixels.
 
-    Its features are numbers of bright pixels, in a smoothed slice and in the difference from its
-    mirror image, because tumours are bright and on one side.
+    Tumours are bright and on one side. The features therefore count the bright pixels of a smoothed
+    slice and of the difference between the slice and its mirror image.
     """
 
     names = ("tumour volume",)
@@ -68,7 +68,7 @@ class AreaReader:
 
 
 def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
-    """Return the table of predicted volumes, and the table whose targets are mask volumes."""
+    """Return a table of predicted volumes, and a copy with the masks' volumes as targets."""
     with np.load(source, allow_pickle=False) as file:
         kept = file["central"]
         images, group = file["images"][kept], file["group"][kept].astype(str)
@@ -87,7 +87,7 @@ def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
 
 
 def lines(tables: tuple[tq.TaskOutputs, tq.TaskOutputs], alpha: float) -> list[str]:
-    """Return the rows of a table of errors, widths and coverage at every acceleration."""
+    """Return the lines of a Markdown table of errors, widths and coverage by target and R."""
     found = [
         "| target | R | mean volume | mean error | half-width q̂ | coverage |",
         "|---|---|---|---|---|---|",

@@ -73,7 +73,7 @@ def svg(
     reference: float | None = None,
     marked: int | None = None,
 ) -> str:
-    """Return a small SVG plot of points and lines, or of bars with a marked value in each."""
+    """Return a small SVG plot of lines, or of bars with points and a highlighted bar ``marked``."""
     ends, paths = [*bars][:MOST_BARS], [list(map(float, one)) for one in lines]
     values = [float(v) for of in (*ends, points, *paths) for v in of]
     finite = [v for v in [*values, *([] if reference is None else [reference])] if math.isfinite(v)]

@@ -142,7 +142,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _create_file(partial: Path, target: Path) -> None:
-    """Give a finished temporary file a new name by a hard link, or by a copy if links fail."""
+    """Create the target as a hard link to a finished temporary file, or as a copy if links fail."""
     try:
         try:
             os.link(partial, target)
@@ -209,7 +209,7 @@ def verify_checksum(
     *,
     always: bool = True,
 ) -> None:
-    """Raise InputError if a record fails its checksum or, with ``always``, has none."""
+    """Raise InputError if a record has a wrong checksum or, with ``always``, none."""
     if SEAL in record:
         rest = dict(record)
         if rest.pop(SEAL) != fingerprint(rest):
@@ -522,7 +522,7 @@ def open_npz(
 
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
-    """Raise InputError if an array's header does not fit its data, in size or characters."""
+    """Raise InputError if an array's size differs from its header, or its text is not Unicode."""
     import numpy as np
     from numpy.lib import format
 

@@ -61,7 +61,7 @@ class BatchShard:
 
     @property
     def rows(self) -> slice:
-        """Indices in the batch of the cases that this process computes, at least one."""
+        """Slice of the batch that this process computes; the first case if no case is assigned."""
         return slice(self.start, self.stop) if self.counts else slice(0, 1)
 
     @property

@@ -82,7 +82,7 @@ class CRPS(_Mean):
 
 
 class RankHistogram(Metric):
-    """Number of cases by rank of the target among its samples, from 0 to the number of samples.
+    """Histogram of the rank of the target among the samples, from 0 to the number of samples.
 
     If samples tie with the target, the case counts equally for each possible rank.
 

@@ -74,7 +74,7 @@ def intervals(
 
 
 def widths(evaluations: Evaluation | Sequence[Evaluation], *, ax: Axes | None = None) -> Axes:
-    """Draw mean widths against acceleration; if it does not vary, against number of samples.
+    """Draw mean widths against acceleration or, if there is only one, against number of samples.
 
     Args:
         evaluations: Results of :func:`taskuq.evaluate` or :func:`taskuq.evaluate_exact`.

@@ -55,14 +55,14 @@ class LineMeasure(Measure, Protocol):
         """Measure the lines in the mask ``lines`` of an image, at an acceleration."""
 
     def line_values(self, images: Any, measurement: Any, /) -> Any:
-        """Return the data of images (sample, ...) on each line, (line, sample, value)."""
+        """Return fully sampled data of images (sample, ...), arranged as (line, sample, value)."""
 
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Imaging system that chooses the lines to measure for each case, from its samples.
+    """Imaging system that chooses which lines to measure from the posterior samples of a case.
 
-    Calling it measures the first round or the full measurement, R = 1.
+    ``__call__`` measures the first round, or all lines if the acceleration is 1.
     """
 
     def initial_lines(self) -> BoolArray:
@@ -97,8 +97,8 @@ class Scanner(Protocol):
     - ``is_complete(measurements)`` returns True if the measurements of all rounds are complete.
     - ``remeasure(round, measurement)`` measures a stored round again before a scan is resumed, and
       raises an error if the data differ.
-    - ``finalize()`` returns a fault detected while a round was computed, or None; later faults
-      are ignored.
+    - ``finalize()`` is called before a scan stops and returns a fault in its data, or None; faults
+      detected after this call are ignored.
     """
 
     def measure(self, round: int, /) -> Any:
@@ -123,7 +123,7 @@ class BatchRecover(Recover, Protocol):
 
 @runtime_checkable
 class StoredRecover(Protocol):
-    """Posterior samples computed elsewhere, loaded by case instead of measurement."""
+    """Posterior samples computed elsewhere, which are loaded for each case and acceleration."""
 
     def load(self, case: str, acceleration: float, /, *, samples: int) -> Any:
         """Return the samples of a case in a round, an array (sample, height, width)."""
@@ -236,7 +236,7 @@ class FittedScore(Score, Protocol):
 
 
 class SelfTuned(NamedTuple):
-    """A score fitted to calibration units, and extreme scores if one unit is replaced."""
+    """Score fitted to calibration units, and its extremes if any single unit is replaced."""
 
     score: SelfTunedScore  # for new cases
     corners: tuple[SelfTunedScore, ...]  # for calibration cases: extreme shifts and scales
@@ -257,7 +257,7 @@ class SelfTunedScore(FittedScore, Protocol):
 
 
 class LeaveOneOutFit(Protocol):
-    """Fit of a score to calibration units, for any choice of these units."""
+    """Fitting of a score to any subset of the calibration units."""
 
     def for_classes(self, classes: Any) -> LeaveOneOutFit:
         """Return the fit for a guarantee within each class; ``classes`` is (case,)."""
@@ -268,4 +268,4 @@ class LeaveOneOutFit(Protocol):
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return the extreme scores if levels of quantiles over units are off by ``margin``."""
+        """Return scores that bound all fits with quantile levels off by at most ``margin``."""

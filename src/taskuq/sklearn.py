@@ -67,7 +67,7 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     def fit(
         self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None
     ) -> SampleConformalRegressor:
-        """Calibrate with samples, or with features for the ensemble, and targets.
+        """Calibrate with targets and samples or, if ``estimator`` is given, features.
 
         Targets and groups of pandas and polars are matched to ``X`` by the ids of the cases.
 

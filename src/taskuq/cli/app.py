@@ -330,7 +330,7 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
 
 
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
-    """Load a table with the values of --range and --task."""
+    """Load a table, with the task ranges of --range and only the tasks of --task."""
     from taskuq.table._table import TaskOutputs
 
     needed = "low,high, or as in lesion=0:1,area=0:inf"

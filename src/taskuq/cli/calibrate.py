@@ -198,7 +198,7 @@ def _texts(values: FloatArray) -> list[str]:
 def _round(
     table: TaskOutputs, given: str | None, default: float | None = None
 ) -> tuple[int, float | None]:
-    """Return the index and the acceleration of the requested, the default or the only round."""
+    """Return index and acceleration of the given round, else of the default or the only round."""
     import numpy as np
 
     choice = default if given is None else app.parse_number_or_name(given)
@@ -353,7 +353,7 @@ def _worst(result: Evaluation, kind: str) -> str:
 
 
 def _ratio(result: Evaluation) -> str:
-    """Format the ratio of the mean width to the mean width with one quantile for both ends."""
+    """Format the ratio of the mean width to that with one quantile for both interval ends."""
     width, by_one = result.width.mean, getattr(result.width_single_quantile, "mean", math.nan)
     return f"{width / by_one:.3f}" if math.isfinite(width) and 0 < by_one < math.inf else "-"
 

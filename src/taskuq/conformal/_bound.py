@@ -46,7 +46,7 @@ class Threshold(ABC):
     @property
     @abstractmethod
     def quantiles(self) -> tuple[float, ...]:
-        """Largest quantile of any case; with one quantile per end, that of each end."""
+        """Quantile as one number, or one per end: largest over strata, or at the mean weight."""
 
     @property
     def quantile(self) -> float:

@@ -178,7 +178,7 @@ def is_self_tuned(score: Score, delta: float | None = None) -> TypeGuard[SelfTun
 def tuning_units(
     score: Score, unit: Unit, units: int, alpha: Level, delta: float | None, least: float = 0.0
 ) -> int:
-    """Return the number of units to hold out; ``least`` is the smallest fraction."""
+    """Return the number of units to hold out, at least about the fraction ``least``."""
     held_out = tuning_count(units, least, alpha) if least else 0
     if not needs_tuning(score):
         return held_out

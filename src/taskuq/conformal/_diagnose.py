@@ -30,7 +30,7 @@ MOST_BINS, CASES_PER_BIN = 20, 10
 
 @dataclass(frozen=True)
 class Estimate:
-    """Measured statistic, its standard error (NaN for one unit) and its value if calibrated."""
+    """Statistic, its standard error (NaN for one unit) and its value for calibrated samples."""
 
     value: float
     se: float
@@ -251,7 +251,7 @@ def _diagnose(
 
 
 def _jackknife(sums: FloatArray, p: int) -> list[Estimate]:
-    """Return statistics of sums over each unit (unit, column), with jackknife standard errors."""
+    """Return statistics and their jackknife standard errors, from the sums (unit, column)."""
 
     def statistics(total: FloatArray) -> FloatArray:
         count, score, outside, bias, error, variance = total.T
@@ -304,7 +304,7 @@ def _rank_bins(fractions: FloatArray, n: int, bins: int | None) -> tuple[RankBin
 
 
 def binomial_band(n: int, p: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:
-    """Return low and high ends that leave out at most alpha / 2 of a binomial in each tail."""
+    """Return limits of a binomial fraction; each tail has probability at most alpha / 2."""
     from scipy.special import bdtr
 
     # A count at the edge, off by rounding, is inside.

@@ -67,7 +67,7 @@ StratumCounts = dict[tuple[str, str], FloatArray]
 def _stratum_coverage(
     parts: Sequence[StratumCounts], kind: str, checked: EvaluationInputs, by_case: FloatArray
 ) -> tuple[StratumCoverage, ...]:
-    """Return the coverage in each stratum, over the splits that test cases of it."""
+    """Return the coverage in each stratum, over the splits in which it has test cases."""
     found, unit = [], checked.unit
     members = {name: inside for of, name, inside in checked.parts if of == kind}
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
@@ -89,7 +89,7 @@ def _stratum_coverage(
 def _count_strata(
     options: _Options, pool: Pool, splitting: Splits, quantile: FloatArray
 ) -> StratumCounts:
-    """Count and weigh the test cases, and weigh the covered ones, by class, site and width."""
+    """Return the number, weight and covered weight of the test cases, by class, site and width."""
     checked, edges = options.checked, options.size_bins
     known = checked.parts
     if not known and not edges:
@@ -134,7 +134,7 @@ def _sum_by_case(pool: Pool, splitting: Splits, quantile: FloatArray) -> FloatAr
 def _group_coverage(
     pool: Pool, splitting: Splits, quantile: FloatArray, share: Fraction
 ) -> FloatArray:
-    """Return the fraction of test groups with enough cases covered, (trial,)."""
+    """Return the fraction of test groups in which ``share`` of the cases are covered, (trial,)."""
     enough = [math.ceil(share * int(size)) for size in np.bincount(splitting.unit_of_case)]
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))
 

@@ -381,7 +381,7 @@ def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Cases to sum, and consecutive ranks of the quantile with their values."""
+    """Cases over which to sum, and consecutive quantiles with their positions among all scores."""
 
     pool: Pool
     rank: NDArray[np.int64]
@@ -398,7 +398,7 @@ class _Segment:
 def _add(sums: FloatArray, part: _Segment) -> None:
     """Add the widths and centre distances of a segment's cases to the sums.
 
-    Where they are not linear in the quantile, halve the segment.
+    For cases in which they are not linear in the quantile, split the quantiles in half.
     """
     count = len(part.position)
     if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
@@ -412,10 +412,7 @@ def _add(sums: FloatArray, part: _Segment) -> None:
 
 
 def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
-    """Add the cases that are linear between the first and the last quantile.
-
-    Return the mask of these cases.
-    """
+    """Add the cases with widths and centre distances linear in the quantile; return their mask."""
     q = part.quantiles
     ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
     offsets = [part.pool.offset(interval) for interval in ends]
@@ -438,7 +435,7 @@ def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
 
 
 def _is_straight(pool: Pool, ends: list[Interval], offsets: list[FloatArray]) -> BoolArray:
-    """Return a mask of cases with width and centre distance linear between two quantiles."""
+    """Return a mask of cases whose width and centre distance are linear between two quantiles."""
     first, last = ends
     low, high = (-np.inf, np.inf) if pool.task_range is None else pool.task_range
     straight = (first.is_empty == last.is_empty) & (offsets[0] * offsets[1] >= 0)
@@ -468,7 +465,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _sums_at(
     values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
-    """Return sums of values ranked before each position, up to it, and all, (3, position)."""
+    """Return sums of the values before each position, through it, and in total, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
     near = values[:, low:high]
     near = np.cumsum(near**2 if squared else near, axis=1)
@@ -613,7 +610,7 @@ def part_measures(
 
 
 def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
-    """Return ones, and each case's coverage probability and mean width if tested, (3, case)."""
+    """Return rows of ones, coverage probabilities and mean widths of tested cases, (3, case)."""
     n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
     if rank > n:
         width = pool.interval(math.inf).width

@@ -209,7 +209,7 @@ class _CallableFamily:
 
 @dataclass(frozen=True)
 class BracketedFamily:
-    """Nested intervals of several parameter values; a score is the largest over these values."""
+    """Nested intervals for several parameter values; the score is the largest over these values."""
 
     corners: tuple[IntervalFamily, ...]
 
@@ -304,7 +304,7 @@ TINY = 1e-100
 
 
 def _moments(x: FloatArray, degrees: int) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation of samples, computed in place relative to the first."""
+    """Return mean and standard deviation of the samples of each case; overwrite ``x``."""
     first = x[:, :1].copy()
     x -= first
     center = x.mean(axis=1, keepdims=True)

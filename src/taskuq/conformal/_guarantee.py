@@ -114,7 +114,7 @@ class Guarantee:
 
     @cached_property
     def _unit_per_quantile(self) -> Unit:
-        """Unit for the quantile of one end, such that the two ends together keep the guarantee."""
+        """Unit for one end of an interval, such that both ends together keep the guarantee."""
         fraction = self._unit.fraction
         if fraction is None or self.quantiles_per_interval == 1:
             return self._unit
@@ -219,7 +219,7 @@ class Guarantee:
         )
 
     def calibrated(self, scores: FloatArray, group: np.ndarray | None) -> tuple[Guarantee, float]:
-        """Return the quantile after the guarantee, with a caveat if the quantile is infinite."""
+        """Return the guarantee, with a caveat if the quantile is infinite, and the quantile."""
         quantile = self.quantile(scores, group)
         if quantile < math.inf:
             return self, quantile
@@ -228,7 +228,7 @@ class Guarantee:
         return replace(self, caveat=f"{reason}: {WHOLE_RANGE}"), quantile
 
     def quantile(self, scores: FloatArray, group: np.ndarray | None) -> float:
-        """Return the conformal quantile of scores (case,), either of intervals or of one end."""
+        """Return the conformal quantile of scores (case,), computed per end for side 'each'."""
         return self._unit_per_quantile.quantile(scores, group, *self.levels)
 
     def allowed(self, units: int) -> float:

@@ -344,7 +344,7 @@ def _scaled_quantiles(
     guarantee: Guarantee,
     group: np.ndarray | None,
 ) -> tuple[Guarantee, tuple[float, ...]]:
-    """Return one quantile per task: that of Bonferroni, times a common factor of at most 1."""
+    """Return the Bonferroni quantile of each task times a common factor, which is at most 1."""
     # Scores (case, task) lie between `least` and `values`.
     tasks, units = values.shape[1], int(index.max()) + 1
     unit, each = guarantee._unit, exact_alpha(guarantee.alpha) / values.shape[1]
@@ -387,7 +387,7 @@ def _self_tuned_scores(
     index: NDArray[np.int64],
     ranges: Sequence[TaskRange],
 ) -> tuple[tuple[Score, ...], FloatArray, FloatArray]:
-    """Return fitted scores, and largest and smallest scores of cases if a unit is replaced."""
+    """Return fitted scores, and upper and lower bounds of score values if a unit is replaced."""
     everyone = np.ones(len(targets), dtype=bool)
     scores: list[Score] = []
     largest, least = [], []

@@ -13,7 +13,7 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 @njit(cache=True, fastmath=REORDER, nogil=True)
 def mean_and_deviation(outputs, ddof, mean, deviation):  # type: ignore[no-untyped-def]  # compiled
-    """Write mean and standard deviation of each row into the arrays of these names."""
+    """Write the mean and standard deviation of each row into ``mean`` and ``deviation``."""
     cases, p = outputs.shape
     for i in range(cases):
         first = np.float64(outputs[i, 0])
@@ -44,7 +44,7 @@ def _hash(state):  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def fill_test_fold(seed, trial, units, n_test, threshold, words, fold):  # type: ignore[no-untyped-def]  # compiled
-    """Write the mask of test units of one trial into ``fold``; compiled ``test_sets``."""
+    """Write a mask of the test units of one trial into ``fold``; compiled form of ``test_sets``."""
     start = _hash(_hash(np.uint64(seed)) + np.uint64(trial + 1) * GOLDEN)
     for i in range(words.size):
         words[i] = _hash(start + np.uint64(i + 1) * GOLDEN)
@@ -108,7 +108,7 @@ def _masked_sum(chosen, values):  # type: ignore[no-untyped-def]  # compiled
 def run_trials(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, sizes, unit_of_case, entries, allowed, tested, features, results
 ):
-    """Write the quantile position and the sums of each trial; compiled ``run_splits``."""
+    """Write the quantile position and the sums of each trial; compiled form of ``run_splits``."""
     units, n_test, threshold = sizes
     entry_unit, entry_weight, ends_tie = entries
     test_unit, test_weight, covered = tested

@@ -62,7 +62,7 @@ def test_sets(
 
 
 def byte_threshold(units: int, n_test: int) -> int:
-    """Return the value below which a random byte puts a unit in the test set at first."""
+    """Return the limit below which a random byte puts its unit into the initial test set."""
     return min(255, max(1, (256 * n_test + units // 2) // units))
 
 
@@ -181,7 +181,7 @@ class Pool:
 
     @cached_property
     def covered_from(self) -> FloatArray:
-        """Smallest quantile at which each case is covered; both ends must share one quantile."""
+        """Smallest quantile whose interval covers the target of each case; not for side 'each'."""
 
         def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
             interval = clipped(self.family.select(cases).interval(at), self.task_range)
@@ -320,7 +320,7 @@ class Splits:
         return self.folds(np.arange(self.trials))
 
     def count_tests(self, row: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-        """Count how often each unit is tested in the trials with each row number, (row, unit)."""
+        """Count the tests of each unit over all trials t with the same ``row[t]``, (row, unit)."""
         counts = np.zeros((rows, self.units), np.int64)
         for t, k in enumerate(row):
             counts[k] += self.fold(t)
@@ -358,7 +358,7 @@ class RankedScores:
 
     @property
     def ends_tie(self) -> BoolArray:
-        """Mask of the scores that differ from the next larger one."""
+        """Mask of the last score in each run of equal scores."""
         return np.append(self.scores[1:] != self.scores[:-1], True)
 
     def quantiles(self, position: NDArray[np.int64]) -> FloatArray:

@@ -79,7 +79,7 @@ def quantile_of_mean_loss(
 
 
 def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction) -> FloatArray:
-    """Return for each group the smallest score not exceeded by a fraction of its cases."""
+    """Return, by group, the smallest score that at least ``share`` of its cases do not exceed."""
     index, sizes = group_index(group)
     exact = Fraction(str(share))
     ordered = np.lexsort((scores, index))
@@ -89,7 +89,7 @@ def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction
 
 
 class Unit(ABC):
-    """Exchangeable unit, with the cases that its guarantee covers."""
+    """Exchangeable unit of a guarantee, and the cases of a new unit that are covered."""
 
     is_group: ClassVar[bool]
     # Cases of a new group that are covered, as the user gave them.
@@ -162,7 +162,7 @@ class Unit(ABC):
         return np.asarray(cases - missed < self.enough(cases), dtype=float)
 
     def enough(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many cases of each group must be covered; empty for one random case."""
+        """Return the number of cases to cover in each group; an empty array for one random case."""
         if self.fraction is None:
             return np.empty(0, dtype=np.int64)
         # Python's integers: sixteen decimals times a number of cases do not fit 64 bits.
@@ -194,7 +194,7 @@ class Unit(ABC):
 
 
 class _RankedUnit(Unit):
-    """Unit with one score each, so that the quantile is an order statistic."""
+    """Unit whose conformal quantile is an order statistic of one score per unit."""
 
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         return float(units - guaranteed_rank(units, alpha, delta))
@@ -277,7 +277,7 @@ def nested_ids(site: np.ndarray, group: np.ndarray | None) -> np.ndarray:
 
 
 def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
-    """Return, for each case, the groups in its site times the cases in its group."""
+    """Return for each case: number of groups in its site times number of cases in its group."""
     pairs, case_pair, cases = np.unique(ids, return_inverse=True, return_counts=True)
     groups = np.bincount(unit_index(0, pairs["site"]))[unit_index(0, pairs["site"])]
     return np.asarray((groups * cases)[case_pair], dtype=np.int64)

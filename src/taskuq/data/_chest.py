@@ -175,7 +175,7 @@ class _Canvas:
 
 
 def _slice(lean: _Lean, down: float, size: int, rng: np.random.Generator) -> tuple[Image, int]:
-    """Draw a slice with its nodule count; ``down`` is 0 at the upper end and 1 at the liver."""
+    """Draw a slice; return it with its nodule count. ``down`` runs from 0 (top) to 1 (liver)."""
     c = _Canvas(size, rng)
     lift = rng.uniform(-0.06, 0.06)
     wide, deep = lean.wide * rng.uniform(0.96, 1.0), lean.deep * rng.uniform(0.96, 1.0)

@@ -242,7 +242,7 @@ def useful_workers(processes: int, cases: int) -> int:
 
 
 def _name(source: Dataset) -> str:
-    """Return the name of the shared file, the same in all processes of a training run."""
+    """Return the name of the shared file; all processes of a training run compute the same one."""
     keys = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
     job = [os.environ.get(key, "") for key in keys]
     chosen = np.unique(np.linspace(0, len(source) - 1, 3).astype(int)) if len(source) else ()

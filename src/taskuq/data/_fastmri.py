@@ -194,7 +194,7 @@ def _find_prepared(
 
 
 def _unreadable(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> str | None:
-    """Return the reason why a volume cannot be read (cached, or found by a trial), or None."""
+    """Return the reason why a volume cannot be read, from the cache or by reading it, or None."""
     path = _skipped(_record(volume, preparation, cache))
     with suppress(InputError), complete_record(path, "record of a skipped volume"):
         record = read_json(path, SKIPPED, remedy=REMEDY)

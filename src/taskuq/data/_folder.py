@@ -217,8 +217,8 @@ class FolderData(DataConfig):
     """Settings of [data] for image files and a CSV, read by :class:`ImageFolder`."""
 
     path: Path | None = None  #: Folder of PNG, TIFF, NIfTI or DICOM images.
-    labels: Path | None = None  #: CSV with the columns file, label, group; optionally slice, site.
-    group: Grouping | None = None  #: Grouping unit if the CSV has no column group.
+    labels: Path | None = None  #: CSV with columns file and label; optionally group, slice, site.
+    group: Grouping | None = None  #: Grouping unit if the CSV has no column "group".
     size: Size | None = None  #: Crop or pad images to this many rows and columns.
 
     def open(self) -> Dataset:

@@ -230,7 +230,7 @@ class _Header:
 
 
 class _CheckedFile(io.FileIO):
-    """File that refuses global heaps in which HDF5 2.0 loops forever, at an entry of no size."""
+    """File that refuses HDF5 global heaps with a zero-size entry, on which HDF5 2.0 would hang."""
 
     def readinto(self, buffer: Any) -> int | None:
         count = super().readinto(buffer)

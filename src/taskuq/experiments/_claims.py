@@ -173,7 +173,7 @@ class Experiment:
 def make_inputs(
     samples: TaskOutputs | None, point: TaskOutputs | None = None, **others: Any
 ) -> ClaimInputs:
-    """Return the inputs of experiments after matching the cases of both one-task tables."""
+    """Return the inputs of experiments, with one-task tables reduced to common cases."""
     for table in (samples, point):
         if table is not None and not table.has_targets:
             raise InputError("a table has no targets; fill them in", code="targets.missing")
@@ -186,7 +186,7 @@ def make_inputs(
 
 
 def units(inputs: ClaimInputs) -> tuple[Unit, ...]:
-    """Return the units by which a table can be split: case and, if it has groups, group."""
+    """Return the units for splits: cases and, if the table has groups, groups."""
     return (CaseUnit(),) if inputs.lacks(("groups",)) else (CaseUnit(), RandomCaseUnit())
 
 
@@ -262,7 +262,7 @@ def run_all(
     log: Log = lambda line: None,
     **others: Any,
 ) -> list[dict[str, Any]]:
-    """Return a record ``taskuq.experiment/1`` for every experiment that the inputs allow."""
+    """Return a record ``taskuq.experiment/1`` for every experiment whose inputs are given."""
     inputs = make_inputs(samples_table, point_table, **others)
     return list(run_experiments(inputs, ClaimSettings() if settings is None else settings, log=log))
 
@@ -362,14 +362,14 @@ class FindingWriter:
     rows_are: str = "quantity"
 
     def find(self, unit: Unit, compared: Mapping[str, Any], parts: Mapping[str, bool]) -> None:
-        """Add results for splits by a unit; ``parts`` are True where the claim is supported."""
+        """Add results of splits by a unit; ``parts`` is True for supported parts of the claim."""
         by = f"by {unit.counted}"
         self.parts[by] = dict(parts)
         for what, value in compared.items():
             self.compared.setdefault(what, {})[by] = value
 
     def lack(self, unit: Unit, reason: str) -> None:
-        """Add the reason why splits by a unit allow no comparison."""
+        """Record why splits by a unit allow no comparison."""
         self.reasons.append(f"by {unit.counted}, {reason}")
 
     def record(
@@ -421,7 +421,7 @@ def _of(value: Any, name: str) -> Any:
 
 
 def finding(outcome: str, measured: str | None, but: str = "") -> str:
-    """Return the finding in at most two sentences, beginning with the outcome."""
+    """Return the finding of a claim in at most two sentences, beginning with the outcome."""
     head = outcome[:1].upper() + outcome[1:]
     if measured is None:
         return f"{head}: {but.rstrip('.')}."

@@ -38,7 +38,7 @@ class MaskLearningConfig(ImagingConfig):
     lines_per_step: Count = 4  #: Number of lines to choose before new samples are drawn.
     #: Number of random sets of lines that compete with each chosen set, by CRPS of the task.
     random_candidates: Natural = 0
-    #: Variance to reduce: of the task (by "gradient" or by "outputs") or of the image ("variance").
+    #: Reduce the variance of the image ("variance") or of the task, by "gradient" or by "outputs".
     objective: Aim = "gradient"
     regularisation: Positive = RIDGE  #: Noise variance relative to the variance of the samples.
 
@@ -105,7 +105,7 @@ class _MaskLearner:
         return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
-        """Return the given lines or, if its CRPS is lower, an equally large random set."""
+        """Return the given lines, or an equally large random set with a lower CRPS."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
         candidates = [lines]
         for _ in range(self.config.random_candidates):

@@ -27,7 +27,7 @@ TIES = 1e-9
 
 
 class LineCovariance(ABC):
-    """Covariance of line measurements and the objective, estimated from posterior samples."""
+    """Covariance between line measurements and the objective, estimated from posterior samples."""
 
     @abstractmethod
     def _given(self, lines: Sequence[int]) -> _GramPosterior | _ScalarPosterior: ...
@@ -43,7 +43,7 @@ class LineCovariance(ABC):
     def greedy(
         self, count: int, measured: BoolArray, known: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Return lines, each chosen for the largest variance reduction, and these reductions."""
+        """Return lines chosen in turn for the largest variance reduction, and these reductions."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             text = f"count is {count}, and {free.sum()} lines are left"
@@ -116,7 +116,7 @@ def _variance(precision: FloatArray, aims: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _ScalarCovariance(LineCovariance):
-    """Covariance for a single real value per line and sample: Gram matrices have rank 1."""
+    """Covariance of one real value per line and sample, for which every Gram matrix has rank 1."""
 
     values: FloatArray  # (case, line, sample)
     outputs: FloatArray  # (case, sample, task)
@@ -242,7 +242,7 @@ def _require_samples(samples: int, objective: Aim) -> None:
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
-    """Project each sample on directions of the other samples; 0 unless correlated with ``z``."""
+    """Project samples on directions of the others; 0 unless correlated positively with ``z``."""
     scale = len(z) / (len(z) - 1)
     own = held.abs().square().sum(2)
     others = values - scale * own[..., None] * z
@@ -268,13 +268,13 @@ def _mean_gradients(read: Callable[[Any], Any], images: Tensor) -> Tensor:
 class AdaptiveConfig:
     """Settings of [adaptive]: choice of lines for each case from its posterior samples."""
 
-    #: Variance to reduce: of the task (by "gradient" or by "outputs") or of the image ("variance").
+    #: Reduce the variance of the image ("variance") or of the task, by "gradient" or by "outputs".
     objective: Aim = "gradient"
     regularisation: Positive = RIDGE  #: Noise variance relative to the variance of the samples.
     selection_samples: Count | None = None  #: Number of samples used to choose lines; default: all.
-    #: Fraction of a round's new lines chosen among all lines; the others are from its mask.
+    #: Fraction of a round's new lines chosen among all lines; the rest come from the round's mask.
     adaptive_fraction: Unit = 1.0
-    #: Choose the lines of a round only from the mask this many rounds later; default: from all.
+    #: Choose the lines of a round only from the mask this many rounds later; default: all lines.
     lookahead: Natural | None = None
 
     def require_samples(self, samples: int) -> None:
@@ -308,8 +308,8 @@ class AdaptiveLines:
             of the image (``"variance"``).
         regularisation: Noise variance relative to the variance of samples.
         selection_samples: Number of samples used to choose lines; default: all.
-        adaptive_fraction: Fraction of a round's new lines chosen among all lines; the others are
-            from its mask.
+        adaptive_fraction: Fraction of a round's new lines chosen among all lines; the rest come
+            from the round's mask.
         lookahead: Choose the lines of a round only from the mask this many rounds later.
     """
 
@@ -344,7 +344,7 @@ class AdaptiveLines:
         return fingerprint(content)[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:
-        """Measure the first round or the full scan; lines of other rounds depend on samples."""
+        """Measure the first round or the full scan; other rounds need samples to choose lines."""
         k = round_at(acceleration, [*self.accelerations, 1])
         if k == 0:
             return self.measure_lines(image, acceleration, self.initial_lines())

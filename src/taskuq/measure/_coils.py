@@ -102,7 +102,7 @@ _KNOTS = 5
 
 
 def coil_sensitivities(coils: int, height: int, width: int, *, rng: np.random.Generator) -> Tensor:
-    """Draw sensitivities (coil, height, width) of circular loops on a ring around the image."""
+    """Draw sensitivities (coil, height, width) of loop coils on a ring around the image."""
     if coils < 1:
         raise InputError(f"coils is {coils}; pass at least 1", code="value.invalid")
     jitter = 0.1
@@ -155,7 +155,7 @@ def smooth_phase(height: int, width: int, *, rng: np.random.Generator) -> Tensor
 
 
 def random_phases(cases: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Draw phase factors (case, height, width), up to twice as strong as ``smooth_phase``."""
+    """Draw smooth phase factors (case, height, width); phases have standard deviations below 2."""
     device = generator.device
     knots = per_case_random(torch.randn, (cases, _KNOTS, _KNOTS), generator, device=device)
     strength = 2 * per_case_random(torch.rand, (cases, 1, 1), generator, device=device)

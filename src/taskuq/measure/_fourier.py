@@ -121,7 +121,7 @@ def central_lines(mask: Tensor) -> Tensor:
 
 
 def data_consistency_1d(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
-    """Replace the measured columns of ``x`` by those of the zero-filled images ``measured``."""
+    """Replace measured k-space columns of images ``x`` by those of the zero-filled ``measured``."""
     missing = torch.fft.ifftshift(~mask, dim=-1)
     unmeasured: Tensor = torch.fft.ifft(torch.fft.fft(x) * missing)
     return unmeasured + measured

@@ -26,7 +26,7 @@ def center_lines(width: int, lines: int) -> BoolArray:
 
 
 def acs_width(mask: BoolArray) -> int:
-    """Return the length of the run of lines through the centre of a mask, or 0."""
+    """Count the contiguous lines around a mask's centre; return 0 if the centre is not sampled."""
     center = len(mask) // 2
     if not mask[center]:
         return 0
@@ -174,7 +174,7 @@ def gro_mask(
 
 
 def acs_widths(width: int, accelerations: Sequence[float], lines: Sequence[int]) -> list[int]:
-    """Return the number of central lines of each round; the paper's are interpolated in log R."""
+    """Return the number of central lines of each round, interpolated in log R from the paper's."""
     rates = np.log2([*_RATES, 1])
     scaled = np.interp(np.log2(accelerations), rates[::-1], [40, *_CENTERS[::-1]]) * width / _SIZE
     # The first round: 9 of 20 lines; no other has more.
@@ -227,7 +227,7 @@ def nested_masks(
         acs: Number of contiguous central columns of each round; default: 9/20 of the lines in the
             first round, then the paper's 16, 24 and 32 of 320 columns at R = 8, 4 and 2,
             interpolated for other R.
-        density: Central over mean density of the first mask; default: the paper's 15/16 of its R.
+        density: Ratio of central to mean line density in the first mask; default: 15/16 of its R.
         sharpness: Exponent of the first mask's transition to sparse lines.
 
     Example:

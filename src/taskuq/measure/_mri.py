@@ -156,7 +156,7 @@ class MultiCoilMRI:
         return MRIMeasurement(ifft2c(torch.where(mask, kspace, 0)), mask, float(acceleration))
 
     def line_values(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
-        """Return k-space columns of samples; the central lines determine coil sensitivities."""
+        """Return k-space columns of samples; sensitivities are estimated from the central lines."""
         measured = measurement.mask.cpu().numpy()
         centre = center_lines(len(measured), max(1, acs_width(measured)))
         kept = torch.as_tensor(centre & measured, device=images.device)
@@ -190,7 +190,7 @@ class SimulatedMRIScanner:
 def combine_columns(
     pieces: Sequence[Columns], shape: tuple[int, ...], accelerations: Sequence[float]
 ) -> MRIMeasurement:
-    """Join the columns of all rounds into a measurement; images equal ``ifft2c`` bit for bit."""
+    """Join the columns of all rounds into a measurement; its images equal those of ``ifft2c``."""
     mask = torch.zeros(shape[-1], dtype=torch.bool)
     kspace = torch.zeros(shape, dtype=torch.complex64)
     for piece in pieces:

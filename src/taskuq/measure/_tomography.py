@@ -100,7 +100,7 @@ def _as_tensor(matrix: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the bins onto which each pixel projects, and its part in each, (view, pixel, bin)."""
+    """Return the bins onto which each pixel projects, and its share in each, (view, pixel, bin)."""
     axis = np.arange(radon.size) - (radon.size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     theta = np.array(radon.angles)[:, None]

@@ -164,7 +164,7 @@ class RayOptions:
                 ray.shutdown()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Run cases on the cluster; replace dead workers and skip a chunk after repeated deaths."""
+        """Run cases on the cluster, replace dead workers, and skip cases after repeated deaths."""
         ray = _extra("ray", "ray")
         actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_RayWorker)
         shared = ray.put(work)

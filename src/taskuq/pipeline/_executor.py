@@ -1,4 +1,4 @@
-"""Executor of recovery g and task f, and recoveries read from a folder."""
+"""Executor of recovery g and task f, and precomputed reconstructions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def component_name(component: Any) -> str:
 
 @dataclass(frozen=True)
 class Executor:
-    """Executor of a recovery g and a task f, the only caller of both."""
+    """Executor of a recovery g and a task f; both are called nowhere else."""
 
     recover: Recover | StoredRecover
     task: Task
@@ -108,7 +108,7 @@ class Executor:
     def sample_batch(
         self, measurements: list[Any], cases: Sequence[str], acceleration: float, samples: int
     ) -> Any:
-        """Return samples (case * sample, ...) of a batch, filled up by repeating its last case."""
+        """Return samples (case * sample, ...) of a batch, padded by repeating its last case."""
         if len(measurements) == 1:
             return self.sample(measurements[0], cases[0], acceleration, samples)
         assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
@@ -230,7 +230,7 @@ class CaseExecutor:
         return image.to(self.device, non_blocking=True) if moves else image
 
     def run(self, images: Sequence[Any], names: Sequence[str]) -> list[CaseOutputs | InputError]:
-        """Measure and recover images of one shape in all rounds, and run the task on them."""
+        """Measure images of one shape, reconstruct them in all rounds, and run the task."""
         assert 1 <= len(images) <= self.size
         with no_grad():
             truth = [reference_image(image) for image in images]
@@ -464,10 +464,10 @@ class RecoveryFolder:
     """Recovery method that reads precomputed reconstructions from a folder.
 
     The samples of case ``a`` at R = 8 are in one file, ``a/R8.npz``, or in a folder ``a/R8/`` with
-    one file per sample, ordered by name. Files are .npz (one array), .npy, .nii or
-    .nii.gz. Arrays are (sample, height, width), or (height, width) for one sample. NIfTI volumes
-    are (x, y, sample) and are rotated like NIfTI image data. Complex values are replaced by their
-    magnitude.
+    one file per sample, ordered by name. Files are .npz (one array), .npy, .nii or .nii.gz.
+    Arrays are (sample, height, width), or (height, width) for one sample. NIfTI volumes are
+    (x, y, sample); each image is rotated by 90 degrees, as are NIfTI images of data sets. Complex
+    values are replaced by their magnitude.
 
     Args:
         path: Folder of the reconstructions.

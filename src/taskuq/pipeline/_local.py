@@ -366,7 +366,7 @@ def _row_error(row: CaseOutputs | Exception, header: TableHeader) -> Exception |
 
 
 def verify_resume(work: CaseWorker, done: np.ndarray, *, quiet: bool) -> None:
-    """Raise if a resumed run does not reproduce stored cases."""
+    """Raise an error if recomputed cases differ from those stored by an earlier run."""
     finished = [int(index) for index in np.nonzero(done)[0]]
     if not finished:
         return
@@ -411,14 +411,14 @@ def _mismatch(folder: Path, name: str, reason: str) -> str:
 
 
 def _agree(now: FloatArray, then: FloatArray, others: FloatArray) -> bool:
-    """Return True if values are equal up to rounding errors, relative to all values of the case."""
+    """Return True if values agree within rounding errors, scaled by all values of the case."""
     every = np.concatenate([then.ravel(), others.ravel()])
     tolerance = SPREAD * np.ptp(every) + ROUNDING * np.abs(every).max()
     return bool((np.abs(now - then) <= tolerance).all())
 
 
 def choose_cases(executor: CaseExecutor, cases: RunCases, chosen: int | Sequence[str]) -> list[int]:
-    """Choose, before any recovery, the cases to display: by name or spread over the targets."""
+    """Return indices of cases to display, given by name or spread evenly over the targets."""
     if not isinstance(chosen, int):
         if missing := [name for name in chosen if name not in cases.case]:
             text = f"keep_images names {missing[0]}, which is no case; use names such as "

@@ -199,9 +199,9 @@ def _number(name: str, value: Any) -> float | None:
 def bisect_threshold(
     claim: Callable[[FloatArray], BoolArray], shape: tuple[int, ...]
 ) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray]:
-    """Bracket the threshold from which a claim holds, by bisection.
+    """Find, by bisection, an interval that contains the threshold from which a claim holds.
 
-    Return lower ends, upper ends, and masks of the entries that always and that never hold.
+    Return lower ends, upper ends, and masks of the claims true at every and at no threshold.
     """
     low, high = np.full(shape, -1.0), np.full(shape, 1.0)
     for _ in range(BISECTIONS):

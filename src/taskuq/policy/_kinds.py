@@ -49,7 +49,7 @@ class PolicySpec:
     """Specification of a policy: everything but the calibration data.
 
     Args:
-        kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or yours.
+        kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or your own.
         alpha: Error rate in (0, 1).
         goal: Goal for the reported interval, one for all tasks or one per task.
         score: For 'adaptive', 'anytime' and 'paper': score that defines the intervals.
@@ -345,7 +345,7 @@ STATISTICS: dict[str, Callable[[Goal], Score]] = {
 
 @final
 class FixedWidthPolicy(PolicyKind):
-    """Policy that reports an interval of fixed width and stops once its risk is small."""
+    """Policy that reports an interval of fixed width and stops once its risk of a miss is small."""
 
     options: ClassVar[tuple[str, ...]] = ("statistic", "budget", "round_tolerance")
     rule_class: ClassVar[type[StoppingRule]] = WindowRule
@@ -387,7 +387,7 @@ class FixedWidthPolicy(PolicyKind):
 def window_distribution(
     score: Score, outputs: FloatArray, targets: FloatArray
 ) -> ResidualDistribution | None:
-    """Return the residual distribution that places windows; None if windows are centred."""
+    """Return the residual distribution for placing fixed-width intervals; None if centred."""
     # Near the ends of a range the centre is rarely the best place; without a range it is.
     if not isinstance(score, LearnedScore) or score.side != "two" or score.link.is_identity:
         return None
@@ -398,7 +398,7 @@ def window_distribution(
 def _fit_shrinkage(
     spec: PolicySpec, rules: Rules, outputs: FloatArray, targets: FloatArray
 ) -> Rules:
-    """Fit, to tuning cases, the risk above which no scan stops and how far intervals shrink."""
+    """Fit ``narrowing`` to tuning cases: a largest risk for stops, and a scale of residuals."""
     statistics = stopping_statistics(rules, outputs, targets)
     Lambda = stopping_score(statistics.lowest, statistics.largest, statistics.score)
     level = float(exact_alpha(spec.alpha)) * spec.budget

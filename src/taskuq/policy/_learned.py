@@ -105,7 +105,7 @@ class _SelfTunedCell(NamedTuple):
 
 @dataclass(frozen=True)
 class SelfTunedRules:
-    """Rules whose scores are fitted to all calibration units, with none held out."""
+    """Stopping rules whose scores are fitted to all calibration units, with none held out."""
 
     spec: PolicySpec
     table: TaskOutputs
@@ -121,7 +121,7 @@ class SelfTunedRules:
     def with_margin(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> StoppingStatistics:
-        """Return bounds on the statistics for all errors of quantile levels up to ``margin``."""
+        """Return bounds on the statistics if quantile levels are off by at most ``margin``."""
         corners = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
         rules = self._rules([[some[0] for some in row] for row in corners])
         return self._bracketed(rules, corners, kept)
@@ -172,8 +172,8 @@ class SelfTunedRules:
     ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
         """Fit rules to the units outside the test set.
 
-        Return the unit of each of their cases, bounds on their statistics, and the statistics of
-        all cases under the fitted rules.
+        Return the unit of each case outside the test set, bounds on the statistics of these cases,
+        and the statistics of all cases under the fitted rules.
         """
         kept = test[index] == 0
         units = (np.cumsum(test == 0) - 1)[index[kept]]
@@ -214,7 +214,7 @@ def _family(score: Score, summary: Any) -> LinearFamily:
 
 
 class _Bracket(NamedTuple):
-    """Bounds on the statistics of one task and round, over all scores of a set."""
+    """Bounds on the statistics of one task and round over a set of scores."""
 
     lowest: FloatArray
     largest: FloatArray

@@ -120,7 +120,7 @@ def plan(
             sets; without it, coverage is at least 1 - alpha on average over calibration sets.
         given: 'early' guarantees coverage among the scans that stop before the full measurement;
             'round' among the scans that stop in each round, for all rounds jointly. Both need
-            ``delta``. ``Policy.certificate`` also holds the mean acceleration without ``given``.
+            ``delta``. ``Policy.certificate`` then includes the mean acceleration without ``given``.
         label: Class of each case: an array, or the name of a column of the table such as 'label'.
             The guarantee holds within each class; the class of a new case need not be known.
         strata: Stratum of each case, known before its scan: an array or the name of a column. The
@@ -334,7 +334,7 @@ def _calibrate_policy(spec: PolicySpec, setup: Setup, rng: np.random.Generator |
 
 
 def case_thresholds(thresholds: FloatArray, within: np.ndarray | None) -> FloatArray:
-    """Return one threshold per round, or with strata the threshold of each (round, case)."""
+    """Return thresholds (round,) or, with strata, (round, case)."""
     if thresholds.ndim == 1 or within is None:
         return thresholds
     return np.asarray(thresholds[:, np.unique(within, return_inverse=True)[1]])

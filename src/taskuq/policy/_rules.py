@@ -1,4 +1,4 @@
-"""Stopping rules: the statistics that decide a stop, and the reported intervals."""
+"""Stopping rules: when a scan stops, and which interval it reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RoundStatistics:
 
     @property
     def is_risk(self) -> bool:
-        """True for intervals of fixed width, which do not depend on the threshold."""
+        """True if the interval has a fixed width, so that it does not depend on the threshold."""
         return self.window_from == -np.inf
 
     def select(self, cases: NDArray[np.int64]) -> RoundStatistics:
@@ -46,7 +46,7 @@ class RoundStatistics:
         )  # fmt: skip
 
     def stops(self, threshold: float) -> np.ndarray:
-        """Return a mask of the cases that stop at a threshold; in a tie a scan continues."""
+        """Return a mask of the cases that stop at a threshold, which must be below ``largest``."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
 
     def score(self, targets: FloatArray) -> FloatArray:
@@ -229,7 +229,7 @@ class WindowRule(StoppingRule):
 
 
 def window_place(score: Score, task_range: TaskRange) -> TaskRange:
-    """Return the range for windows: the declared range, else that of the score's link."""
+    """Return the range for intervals of fixed width: as declared, else that of the score's link."""
     link = score.link if isinstance(score, MLWR | LearnedScore) else IDENTITY
     return (link.low, link.high) if task_range is None and not link.is_identity else task_range
 
@@ -320,7 +320,7 @@ class StoppingStatistics:
         return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
 
     def select(self, cases: BoolArray) -> StoppingStatistics:
-        """Return the statistics of some cases; their ``rounds`` still hold all cases."""
+        """Return the statistics of the cases in a mask; the field ``rounds`` keeps all cases."""
         surely, least = (None if a is None else a[:, cases] for a in (self.surely, self.least))
         lowest, largest, score = (a[:, cases] for a in (self.lowest, self.largest, self.score))
         return StoppingStatistics(lowest, largest, score, self.rounds, surely, least)
@@ -331,9 +331,9 @@ class StoppingStatistics:
         together: NDArray[np.int64] | None = None,
         largest: FloatArray | None = None,
     ) -> BoolArray:
-        """Return a mask (round, case) of possible stops; (round, group) if groups stop together.
+        """Return a mask of the cases or, if ``together`` is given, groups that may stop in a round.
 
-        ``thresholds`` are (round,) or (round, case).
+        The mask is (round, case) or (round, group); ``thresholds`` are (round,) or (round, case).
         """
         q = thresholds.reshape(len(thresholds), -1)
         largest = self.largest if largest is None else largest
@@ -360,7 +360,7 @@ class StoppingStatistics:
         return self.group_thresholds(self.largest, index)
 
     def group_thresholds(self, largest: FloatArray, index: NDArray[np.int64]) -> FloatArray:
-        """Combine largest stopping thresholds of cases, (round, case), into (round, group)."""
+        """Return the threshold (round, group) below which each group stops, from those of cases."""
         is_risk = self.rounds[0][0].is_risk
         return np.stack([group_allowance(a, index, is_risk) for a in largest])
 

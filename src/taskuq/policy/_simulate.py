@@ -96,7 +96,7 @@ class StoredScans:
         return costs(self.accelerations)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the threshold from which each case is covered in each round, (round, case)."""
+        """Return the threshold from which each target is covered, (round, case)."""
         found = self.statistics.score.copy()
         for k, row in enumerate(thresholds):
             q = np.broadcast_to(row, found[k].shape)
@@ -224,7 +224,7 @@ def _standard_errors(
 def _jackknife_variance(
     values: FloatArray, kept: NDArray[np.float64], fraction: float, order: int = 2
 ) -> float:
-    """Return the jackknife variance of a result, over tables like this one."""
+    """Return the jackknife estimate of a result's variance over independent tables of this size."""
     B, n = kept.shape
     if B < 2 or n < 2:
         return math.nan
@@ -254,7 +254,7 @@ _KEYS = {
 
 @dataclass(frozen=True, repr=False)
 class Simulation(Displayed):
-    """Result of simulating one policy; each mean is also over the random splits.
+    """Result of simulating one policy: means over test cases and over random splits.
 
     Args:
         policy: Kind of policy.
@@ -403,8 +403,8 @@ def simulate(
     If groups are the units, every group has equal weight in this mean. Standard errors come from
     a jackknife: up to 300 times, three tenths of the groups (or cases) are left out, and the
     policy is calibrated and evaluated on the rest. They include the Monte Carlo error of the
-    finite number of splits. If units are too few for one of several policies, it is skipped with
-    a warning.
+    finite number of splits. If there are several policies, any with too few units are skipped
+    with a warning.
 
     Args:
         table: Task outputs of all rounds with targets, or arrays as :func:`taskuq.plan` takes them.

@@ -68,7 +68,7 @@ class Calibrator:
         return np.array([part.quantile() for part in parts])
 
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        """Return the smallest threshold at which the loss of all groups is small enough."""
+        """Return the smallest threshold at which the total loss is allowed or certified."""
         levels, share = self.guarantee.levels, np.ones(self.units)
         units = float(self.units)
         if self.inside is not None:
@@ -129,7 +129,7 @@ class Calibrator:
 def stopping_score(
     lowest: FloatArray, largest: FloatArray, score: FloatArray, surely: FloatArray | None = None
 ) -> FloatArray:
-    """Return, for each case, the supremum of the thresholds at which it stops with a miss."""
+    """Return the supremum of thresholds at which each case stops early and misses its target."""
     sure = largest if surely is None else surely
     result = np.full(largest.shape[1], -np.inf)
     for k in range(len(largest)):
@@ -152,15 +152,15 @@ def majority_quantile(
 ) -> float:
     """Return a score that a random case of a new group exceeds with probability at most alpha.
 
-    The new group is assumed to lose at most half of its cases, unless the calibration groups show
-    outliers. ``least`` are lower bounds of the scores.
+    Half of the new group's cases are counted as above this score, or more if there are outliers:
+    calibration groups with most of their cases above it. ``least`` are lower bounds of the scores.
     """
     sizes, level = np.bincount(index), exact_alpha(alpha)
     units = len(sizes)
     total = level * (units + 1)
 
     def smallest(lost: Fraction, kept: BoolArray) -> float:
-        """Return the smallest score at which the kept groups and `lost` are within the total."""
+        """Return the smallest score at which the kept groups' loss is at most ``total - lost``."""
         if lost > total:
             return np.inf
         return quantile_of_mean_loss(scores[kept], sizes[index[kept]], total - lost)
@@ -196,7 +196,7 @@ def _group_losses(
     sure: FloatArray | None = None,
     sizes: NDArray[np.int64] | None = None,
 ) -> FloatArray:
-    """Return the loss of each group at each threshold, (group, threshold), made monotone."""
+    """Return the largest loss of each group at or above each threshold, (group, threshold)."""
     sure = allowance if sure is None else sure
     groups, step = allowance.shape[1], max(1, BLOCK // allowance.shape[1])
     counted = np.bincount(index, minlength=groups)[:, None]
@@ -240,7 +240,7 @@ def search_threshold(thresholds: FloatArray, losses: Losses, allowed: float) -> 
 
 
 def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: BettingEProcess) -> float:
-    """Return the smallest threshold from which on all losses are certified; else infinity."""
+    """Return the smallest threshold that is certified with all larger ones; else infinity."""
     totals = losses.sum(axis=0)
     # Losses with the same total are the same: each is tested once, where it begins.
     begins = np.flatnonzero(np.append(True, totals[1:] < totals[:-1]))
@@ -423,7 +423,7 @@ def _last_certified(
     alpha: float,
     delta: float,
 ) -> float:
-    """Return the last threshold of the grid before the first that fails in any class."""
+    """Return the last threshold in the grid before the first that some class does not certify."""
     certify = _certified_groups if classes[0].unit.is_group else _certified_cases
     sums = [_by_unit(stops, one) for one in classes]
     passed = np.all([certify(early, missed, alpha, delta) for early, missed in sums], axis=0)
@@ -431,7 +431,7 @@ def _last_certified(
 
 
 def _by_unit(stops: tuple[BoolArray, BoolArray], calibrator: Calibrator) -> FloatArray:
-    """Sum masks of stops and of misses (threshold, case) over units, (2, unit, threshold)."""
+    """Sum the weights of stopped and of missed cases in each unit, (2, unit, threshold)."""
     index, weight = calibrator.index, calibrator.weights[:, None]
     sums = np.zeros((2, int(index.max()) + 1, len(stops[0])))
     for total, each in zip(sums, stops, strict=True):
@@ -450,7 +450,7 @@ def _round_grid(
 ) -> FloatArray:
     """Return the thresholds to test in a round, one per part in ``ROUND_PARTS``.
 
-    Each is the first at which at most this part of alpha of the stopped tuning cases is missed.
+    For part p, it is the first at which at most p * alpha of the stopped tuning cases are missed.
     """
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)

@@ -34,11 +34,11 @@ _FIRST = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    """Settings of [randomise.masks]: a fully sampled centre and a random pattern elsewhere."""
+    """Settings of [randomise.masks]: random masks with a fully sampled centre."""
 
     #: Lowest and highest acceleration; the number of lines is drawn log-uniformly.
     acceleration_range: tuple[Acceleration, Acceleration] = (2.0, 16.0)
-    #: Range of the fraction of lines in the fully sampled centre.
+    #: Range of the fraction of a mask's lines that form its fully sampled centre.
     acs_fraction: tuple[Unit, Unit] = (0.2, 0.7)
     patterns: tuple[str, ...] = PATTERNS  #: Possible patterns of the other lines of a mask.
 
@@ -145,7 +145,7 @@ class MaskedDataset:
 
 
 def random_round(seed: int | None, epoch: int, index: int, rounds: int) -> int:
-    """Return a random round for a case and epoch; without a seed, rounds alternate by case."""
+    """Return a random round for a case and epoch; without a seed, ``index`` modulo ``rounds``."""
     if seed is None:
         return index % rounds
     return int(np.random.default_rng([seed, epoch, index]).integers(rounds))
@@ -253,8 +253,8 @@ def _resample(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor
 class ScanRandomisation:
     """Settings of [randomise]: random masks, coils, noise and contrast."""
 
-    fixed_mask_fraction: Unit = 0.25  #: Fraction of cases that have a mask of [measure].
-    #: Distribution of the random masks of the other cases.
+    fixed_mask_fraction: Unit = 0.25  #: Fraction of cases measured with a mask of [measure].
+    #: Random masks of the cases that do not have a mask of [measure].
     masks: _RandomMasks = field(default_factory=_RandomMasks)
     #: Possible numbers of coils, one of which is drawn per batch; requires data.coils = 0.
     coils: tuple[CoilCount, ...] = ()

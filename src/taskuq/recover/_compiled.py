@@ -30,7 +30,7 @@ SHAPES = 64
 def half_unet(unet: UNet, dtype: torch.dtype, *, aligned: int = ALIGNED) -> UNet:
     """Copy a U-Net to lower precision, with zero-padded channels; outputs agree up to rounding.
 
-    To avoid overflow in float16, weights are divided by powers of 2, which normalisation cancels.
+    To avoid overflow in float16, weights are divided by powers of 2; normalisation cancels these.
     """
     unet = deepcopy(unet).requires_grad_(False)
     joined = {block if i < unet.pools - 1 else block[0] for i, block in enumerate(unet.up_conv)}  # type: ignore[index]

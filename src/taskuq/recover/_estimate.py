@@ -53,7 +53,7 @@ MULTIPLE, SHAPES = 4, 16
 
 
 def case_scale(y: Tensor) -> Tensor:
-    """Return the 95 % quantile of each case's magnitudes, at least 1 % of their maximum."""
+    """Return each case's 95 % quantile of magnitudes, or 1 % of their maximum if that is larger."""
     magnitudes = y.abs().flatten(1)
     rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
     if y.is_cuda:
@@ -206,7 +206,7 @@ class CrossFitConfig:
     """Settings of a point-estimate network and of its cross-fitting."""
 
     weights: Path | None = None  #: Trained network; by default, one is trained first.
-    folds: Natural = 0  #: Cross-fitting folds; use 0 for weights trained on other patients.
+    folds: Natural = 0  #: Number of cross-fitting folds; 0 for weights trained on other patients.
     network: Any = None  #: Size of the point-estimate networks, which are trained first.
     training: TrainingConfig = PAPER  #: Training of the point-estimate networks.
     init_from: Path | None = None  #: Initial weights of the point-estimate networks.
@@ -292,7 +292,7 @@ def estimate_weights(folder: Path) -> Path:
 
 
 def load_estimator(weights: Path, named: Path | None, kind: type[N]) -> N:
-    """Load the point-estimate network of a sampler from ``named`` or as in the model card."""
+    """Load a sampler's point-estimate network; ``named`` overrides the file in the model card."""
     with complete_record(weights, "network with a model card"):
         card = read_toml(weights.with_suffix(".toml")).get("estimate") or {}
         if isinstance(card, dict):  # of a sampler, whose training holds it

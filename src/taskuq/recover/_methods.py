@@ -198,7 +198,7 @@ class Ensemble(BatchRecovery):
 class EnsembleMethod:
     """Settings of [recover] for an ensemble."""
 
-    members: tuple[Path, ...] = ()  #: Weights of the member networks, files or bundled names.
+    members: tuple[Path, ...] = ()  #: Member networks: weights files or bundled names.
 
     def open(self, device: torch.device | str) -> Ensemble:
         return Ensemble(tuple(open_recovery(member, device=device) for member in self.members))

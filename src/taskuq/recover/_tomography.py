@@ -247,7 +247,7 @@ class _UnrolledRecovery(BatchRecovery):
 class UnrolledMethod:
     """Settings of [recover] for an unrolled network."""
 
-    weights: Path | None = None  #: Trained unrolled network, a file or a bundled name.
+    weights: Path | None = None  #: Trained unrolled network: weights file or bundled name.
 
     def open(self, device: torch.device | str) -> _UnrolledRecovery:
         net = RECOVERIES.trained("ct-unrolled", self.weights)[1]
@@ -258,7 +258,7 @@ class UnrolledMethod:
 class _UnrolledTraining(_CTTraining):
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = UNROLLED_TRAINING
-    init_from: Path | None = None  #: Initial weights, a file or a bundled name.
+    init_from: Path | None = None  #: Initial weights: file or bundled name.
 
     def recipe(self, cases: Any, machine: TrainerOptions) -> Recipe:
         recipe = Recipe(
@@ -309,7 +309,7 @@ def _estimate_scans(net: _UnrolledNet, scans: Sequence[Sinogram]) -> _CTEstimate
 class CTSamplerMethod:
     """Settings of [recover] for the CT sampler."""
 
-    weights: Path | None = None  #: Trained CT sampler, a file or a bundled name.
+    weights: Path | None = None  #: Trained CT sampler: weights file or bundled name.
     estimate: Path | None = None  #: Unrolled-network weights; default: those used in training.
     precision: Literal["auto", "float32"] = "auto"  #: "auto" uses bfloat16 on a GPU.
 

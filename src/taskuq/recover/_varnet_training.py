@@ -84,7 +84,7 @@ class VarNetRecovery(BatchRecovery):
 class VarNetMethod:
     """Settings of [recover] for a variational network."""
 
-    weights: Path | None = None  #: Trained VarNet, a file or a bundled name.
+    weights: Path | None = None  #: Trained VarNet: weights file or bundled name.
     precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" uses float16 on a GPU.
 
     def open(self, device: torch.device | str) -> VarNetRecovery:
@@ -102,7 +102,7 @@ class VarNetTraining(RecoveryTraining):
     data_range: Literal["volume", "slice"] = "volume"
     augment: CoilAugmentation | None = None  #: Augmentation of coil images.
     randomise: ScanRandomisation | None = None  #: Random masks, coils, noise and contrast.
-    init_from: Path | None = None  #: Initial weights, a file or a bundled name.
+    init_from: Path | None = None  #: Initial weights: file or bundled name.
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
         return self.measured(machine, data, by_volume=self.data_range == "volume")

@@ -1,4 +1,4 @@
-"""First screen of a report: main sentence, numbers, guarantee and outcomes of claims."""
+"""First screen of a report: the main result, its guarantee, and outcomes of claims."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _first_sentence(text: object) -> str:
 
 
 def _baseline(contents: Contents, best: Record | None) -> Record | None:
-    """Return the result with the highest acceleration among the paper's rules, or None."""
+    """Return the result of the paper's rule with the highest acceleration, or None."""
     for rows in contents.simulations.values():
         if best is not None and best["policy"] != "paper" and any(row is best for row in rows):
             paper = [r for r in rows if r["policy"] == "paper" and r["samples"] == best["samples"]]
@@ -213,7 +213,7 @@ def _worst(contents: Contents, rows: Sequence[Record]) -> Iterator[_Worst]:
 
 
 def _the_simulation(contents: Contents) -> Record | None:
-    """Return the simulation of the run's policy; without a policy, the only guaranteed one."""
+    """Return the simulation of the run's policy or, without one, the only guaranteed result."""
     if contents.policy is not None:
         return contents.simulated
     unit = contents.folder.run.get("unit")
@@ -238,7 +238,7 @@ def _deviation(value: float, of: float) -> str:
 
 
 def _slack(best: Record, share: float = 1.0) -> float:
-    """Return the margin for chance when coverage is measured on a fraction of all scans."""
+    """Return the sampling margin of coverage that is measured on a fraction of the scans."""
     error = number(best["standard_errors"]["coverage"])
     return 0.0 if math.isnan(error) else CHANCE * error / share
 

@@ -103,7 +103,7 @@ class _CaseReport:
 
 
 class Statement(NamedTuple):
-    """Guarantee in one sentence, with sentences on its shortcomings."""
+    """Guarantee in one sentence, and sentences with its caveats."""
 
     sentence: str
     shortages: tuple[str, ...] = ()
@@ -274,7 +274,7 @@ def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figu
 
 
 def _computed(folder: RunFolder, words: Terminology, sizes: Record | None) -> Iterator[_Shown]:
-    """Yield the contents that need no stored record: masks, chosen lines, calibration sizes."""
+    """Yield contents that are computed, not stored: masks, chosen lines, calibration sizes."""
     found: list[Record] = []
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
@@ -376,7 +376,7 @@ def _max_width(folder: RunFolder, policy: Record | None) -> float | None:
 def _simulated(
     policy: Policy, folder: RunFolder, simulations: Mapping[str, list[Record]]
 ) -> Record | None:
-    """Return the policy's result with the most splits among simulations of equal settings."""
+    """Return the policy's result in the simulation with its settings and the most splits."""
     guarantee, options = policy.guarantee, POLICIES[policy.kind].options
     by_score, by_statistic = "score" in options, "statistic" in options
     alike = {
@@ -407,7 +407,7 @@ def _simulated(
 def _guarantees(
     evaluations: Iterable[Record], opened: Sequence[Policy | Bound], monitors: Iterable[Record]
 ) -> list[Statement]:
-    """Return the guarantees to show: the first few, and all that have a shortcoming."""
+    """Return the guarantees to show: the first few, and all others that have caveats."""
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
@@ -423,7 +423,7 @@ def _guarantees(
 
 
 def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
-    """Return sentences on the shortcomings of the guarantee of a policy or bound."""
+    """Return sentences with the caveats of the guarantee of a policy or bound."""
     short = stored.guarantee.caveat
     if isinstance(stored, Policy):
         if short is None and np.isposinf(stored.thresholds).any():
@@ -476,7 +476,7 @@ def _unit(name: Any) -> Unit | None:
 
 
 def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None) -> Record | None:
-    """Return a record of calibration sizes for a stored or given error rate, or None."""
+    """Return a record of calibration sizes for the stored or else the given alpha, or None."""
     stored = folder.of(records.PLAN_SIZE)
     alpha = stored[0].record.get("alpha") if stored else alpha
     delta = stored[0].record.get("delta", 0.05) if stored else 0.05
@@ -524,7 +524,7 @@ def _explorer_numbers(
 
 
 def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
-    """Return the range of each task: the explorer's, the policy's or the table's, or None."""
+    """Return the range of each task, from the first of explorer, policy and table that has one."""
     explorer = folder.explorer
     assert explorer is not None
     declared = [[explorer.for_task(task).task_range for task in range(explorer.tasks)]]
@@ -659,7 +659,7 @@ def task_table(reports: Sequence[_CaseReport]) -> Table | None:
 
 
 def _stopping(reports: list[_CaseReport], tasks: Sequence[str]) -> dict[str, object]:
-    """Return the columns of one group on stopping; all tasks of a scan stop together."""
+    """Return one group's table cells on early stops, acceleration, interval width and misses."""
     early = _early(reports)
     # The tasks of a case stop together, so that one of them counts scans.
     scans = [r for r in reports if r.task == tasks[0]]

@@ -199,7 +199,7 @@ def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
 
 
 def _kept(value: np.ndarray, name: str) -> np.ndarray:
-    """Return outputs unchanged, and images with reduced precision."""
+    """Convert an array to its storage type; images to half precision unless they overflow."""
     if name == "masks":
         return value.astype(bool)
     if name in ("targets", "calibration_targets", "accelerations", "task_ranges"):
@@ -248,7 +248,7 @@ def explorer_numbers(
     ranges: Sequence[TaskRange],
     within: str = "all",
 ) -> dict[str, Any]:
-    """Return settings, calibration set and nested intervals as JSON values."""
+    """Return settings, calibration set and interval parameters of the explorer as JSON values."""
     group = explorer.calibration_group
     unit = unit if group is not None else "case"
     tasks: list[dict[str, Any]] = []
@@ -309,7 +309,7 @@ def _learning_cases(score: Score, explorer: Explorer, alpha: float, unit: str) -
 def _tuned_scores(
     score: Score, x: FloatArray, z: FloatArray, aside: np.ndarray, range_: TaskRange, group: _Ids
 ) -> list[Score]:
-    """Return the score of each round, fitted to the held-out cases."""
+    """Return one score per round, fitted to the cases of the mask ``aside``."""
     members = None if group is None else group[aside]
     return [tuned_score(score, x[: k + 1, aside], z[aside], range_, members) for k in range(len(x))]
 
@@ -368,7 +368,7 @@ def _steady(
     explorer: Explorer,
     range_: TaskRange,
 ) -> dict[str, Any]:
-    """Return nested intervals of a self-tuned score for each unit, overall and by class."""
+    """Return interval parameters of a self-tuned score for each unit, overall and by class."""
     group, label = explorer.calibration_group, explorer.calibration_label
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
@@ -392,7 +392,7 @@ def _steady(
 
 
 def _corners(corners: Iterable[Sequence[Any]], reads: list[Any]) -> dict[str, Any]:
-    """Return scales and shifts of the fits in ``corners`` (fit, round), each stored once."""
+    """Return scales and shifts of all fits in ``corners`` (fit, round), without duplicates."""
     scales: list[str] = []
     shifts = []
     for scores in corners:
@@ -412,7 +412,7 @@ def _pack(rounds: list[FloatArray]) -> str:
 
 
 def _windows(plan: PolicySpec, places: list[TaskRange], explorer: Explorer) -> dict[str, Any]:
-    """Return the ranges of the intervals' positions and the weights of the rounds."""
+    """Return the range of intervals and the weight of each round, under a fixed-width plan."""
     return {
         "places": [None if place is None else [_word(v) for v in place] for place in places],
         "weights": [float(R**plan.round_tolerance) for R in explorer.accelerations],

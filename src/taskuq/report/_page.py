@@ -300,7 +300,7 @@ WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Reconstruction g
 
 
 def _facts(contents: Contents) -> list[tuple[str, str]]:
-    """Return the settings of the run."""
+    """Return (name, value) pairs of the run's settings."""
     run, table, words = contents.folder.run, contents.folder.table, contents.words
     found = [(WHAT.get(str(k), str(k)), str(v)) for k, v in contents.what.items()]
     alpha, tau = contents.alpha, contents.max_width
@@ -346,7 +346,7 @@ def _facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def _key_evaluation(contents: Contents) -> tuple[str, Record]:
-    """Return name and record of the first evaluation with the run's unit, or of the first."""
+    """Return the name and record of the first evaluation, preferably one with the run's unit."""
     unit, every = contents.folder.run.get("unit"), list(contents.evaluations.items())
     mine = (of for of in every if unit is None or of[1]["results"][0]["unit"] == unit)
     return next(mine, every[0])

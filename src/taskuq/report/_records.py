@@ -189,7 +189,7 @@ def _parts_table(record: Record, name: str, what: str, kinds: Mapping[str, str])
 
 
 def _table_of(name: str, caption: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of rows that map column names to values."""
+    """Return a table from rows, each a mapping from column names to values."""
     columns = tuple(rows[0]) if rows else ()
     return Table(name, caption, columns, tuple(tuple(row.values()) for row in rows))
 
@@ -296,7 +296,7 @@ def _policy_tables(record: Record, name: str) -> tuple[Table, ...]:
 
 
 def _error(row: Record, name: str) -> float:
-    """Return a standard error, or 0 if it is only a rounding error."""
+    """Return the standard error of a quantity, or 0 if only rounding makes it non-zero."""
     found = number(row["standard_errors"][name])
     return 0.0 if abs(found) < ROUNDING else found
 

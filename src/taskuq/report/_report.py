@@ -85,7 +85,7 @@ def make_report(
         title: Title of the report.
         terminology: Terms for cases, groups, rounds and images, a mapping or a Terminology.
         log: Function called with progress messages.
-        table_kwargs: With arrays, ``accelerations`` and other fields of a table.
+        table_kwargs: If ``table`` is arrays: ``accelerations`` and other fields of a table.
 
     Returns:
         The path of the report.
@@ -178,7 +178,7 @@ def _claim(run: Path, table: TaskOutputs) -> None:
 
 
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
-    """Write the explorer's data: cases with stored images to display, others to calibrate."""
+    """Write explorer.npz: cases with stored images to display, others as its calibration set."""
     assert table.images_path is not None
     with open_npz(table.images_path, "pictures") as archive:
         seen = {name: archive[name] for name in archive}
@@ -227,7 +227,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def answer_lines(run_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the texts of the first screen and unreadable files, as lines for a terminal."""
+    """Return the report's first screen and notes on unreadable files, as lines for a terminal."""
     folder = replace(read_folder(Path(run_dir)), explorer=None)
     answer, damaged = _write(lambda one: (answer_of(one).lines, one.folder.unreadable), folder)
     return [*answer, *(f"{path} could not be read: {reason}" for path, reason in damaged)]

@@ -104,7 +104,7 @@ class OneScan:
 
 
 def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -> dict[str, Any]:
-    """Return one row per round and one for the truth, on a common scale, for the template."""
+    """Return template data: one row per round and one for the truth, with a common axis."""
     every = [scan.target, *(v for r in scan.rounds for v in r.outputs)]
     every += [v for r in scan.rounds if r.report is not None for v in r.report]
     known = [v for v in (scan.task_range or ()) if math.isfinite(v)]
@@ -154,7 +154,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _ending(scan: OneScan, words: Terminology) -> str:
-    """Return the end of the caption; it mentions if the policy was calibrated on the case."""
+    """Return the end of the caption, with a note if the policy was calibrated on the case."""
     truth, last = shown(scan.target), scan.rounds[-1]
     end = f"is measured in full, which yields the truth, {truth}."
     if last.report is not None:

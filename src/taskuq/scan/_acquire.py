@@ -44,8 +44,6 @@ Awaited = tuple[int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Identifier, files, callback, monitor and flags of a scan."""
-
     scan_id: str | None = None
     state: PathLike | None = None
     audit_log: PathLike | None = None

@@ -50,7 +50,7 @@ def audit_entry(record: RoundRecord, latency: float, **scan: Any) -> dict[str, A
 
 
 def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) -> None:
-    """Append entries to an audit log, each with its hash and the hash of the entry before."""
+    """Append entries to an audit log, each with its hash and the hash of the previous entry."""
     target = Path(path).resolve()
     make_folder(target.parent)
     with file_lock(target.with_name(f".{target.name}.lock"), wait=True), writing(target):
@@ -80,7 +80,7 @@ def read_audit_log(
 
 
 def lines_after(lines: list[dict[str, Any]], expect: str) -> int:
-    """Return the number of lines after the last line whose hash starts with ``expect``."""
+    """Return the number of lines that follow the last one whose hash starts with ``expect``."""
     if len(expect) < 16 or set(expect.lower()) - set("0123456789abcdef"):
         text = f"--expect must be a hash of 16 to 64 hexadecimal digits, got {expect!r}"
         raise InputError(text, code="value.invalid")
@@ -92,7 +92,7 @@ def lines_after(lines: list[dict[str, Any]], expect: str) -> int:
 
 
 def backward_times(lines: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each line with an earlier time than the line before it."""
+    """Return a note for each log line whose time is earlier than that of the previous line."""
     notes = []
     for number, (before, line) in enumerate(pairwise(lines), start=2):
         then, now = str(before.get("time")), str(line.get("time"))

@@ -42,7 +42,7 @@ SLACK = 1e-9
 
 
 def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
-    """Return the payoff of each bet if a new unit has rank ``low`` to ``high`` of ``units``."""
+    """Return each bet's payoff on a new unit tied for ranks ``low`` to ``high`` among ``units``."""
     first, last = np.asarray(low)[..., None], np.asarray(high)[..., None]
     # The mean of each power over the ranks 1 to units.
     means = _sums(1 << max(6, (units - 1).bit_length()))[units - 1] / units
@@ -247,12 +247,12 @@ class Monitor(Displayed):
 
     @property
     def e_value(self) -> float:
-        """Largest evidence so far, weighted by the statistic's share of delta."""
+        """Largest evidence of any statistic so far, weighted by its share of delta."""
         return max(self._shares[name] * s.largest for name, s in self._streams.items())
 
     @property
     def alarms(self) -> dict[str, _MartingaleStream]:
-        """Statistics with enough evidence to withdraw the guarantee, by name."""
+        """Martingales whose weighted evidence reached 1 / delta, by name of the statistic."""
         level = (1 + SLACK) / self.delta
         return {n: s for n, s in self._streams.items() if self._shares[n] * s.largest >= level}
 
@@ -326,7 +326,7 @@ class Monitor(Displayed):
     def audit(self, outputs: ArrayLike, targets: ArrayLike, *, unit: Names = None) -> None:
         """Update the evidence with units whose targets are known.
 
-        Select these scans at random: the scans that a policy fully samples are the harder ones.
+        Select these units at random: those that the policy samples fully are harder than average.
 
         Args:
             outputs: As for :meth:`update`.
@@ -419,7 +419,7 @@ class Monitor(Displayed):
 
     @contextmanager
     def _synchronised(self) -> Iterator[None]:
-        """Load the units stored by other processes; at the end, store the units added here."""
+        """Load units stored by other processes on entry; store the units added here on exit."""
         with self._lock:
             if self.state is None or self._is_open:
                 yield
@@ -438,7 +438,7 @@ class Monitor(Displayed):
                     self.save(path)
 
     def _catch_up(self, path: Path) -> None:
-        """Add units stored by other processes; raise InputError if the monitor is another one."""
+        """Add units that other processes stored; raise InputError if another monitor wrote them."""
         record = read_json(path, SCHEMA, remedy="begin a new one")
         for name, mine in self._made_of.items():
             if record.get(name) != mine:

@@ -31,7 +31,7 @@ AGREES = 1e-4
 def find_mismatches(
     policy: Policy, executor: Executor, rule: Any, masks: str | None = None
 ) -> list[str]:
-    """Return a sentence for each network, mask or line rule that differs from the calibration."""
+    """Return a sentence for each network, mask or line rule that calibration did not use."""
     calibrated = policy.provenance.get("fingerprints")
     if not isinstance(calibrated, Mapping):
         return []
@@ -53,7 +53,7 @@ def find_mismatches(
 
 
 def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
-    """Issue a warning of mismatches; return the reason why the guarantee is void, or None."""
+    """Warn about mismatches, and return the reason why the guarantee is void, or None."""
     if not mismatches:
         return None
     text = "; ".join(mismatches)
@@ -63,7 +63,7 @@ def void_reason(mismatches: Sequence[str], *, depth: int) -> str | None:
 
 @dataclass(frozen=True)
 class RoundDecider:
-    """Reconstruction, task and decision in each round of a scan."""
+    """Reconstruction, task and decision of each round of a scan."""
 
     policy: Policy
     scanners: Scanners
@@ -148,7 +148,7 @@ class RoundDecider:
         return self._with_lines(undecided, scan, None)
 
     def _for_group(self, faults: dict[str, str], cases: Sequence[str]) -> dict[str, str]:
-        """Return the faults; if the whole group shares one decision, every case has one."""
+        """Return faults by case; under a whole-group policy one case's fault applies to all."""
         if not self.policy.whole_group:
             return faults
         first = next(iter(faults.values()))
@@ -243,7 +243,7 @@ class RoundDecider:
                 raise InputError(f"{text}needs every round before it", code="component.invalid")
 
     def _may_skip(self) -> bool:
-        """Return True if a stop keeps its guarantee although an earlier round is undecided."""
+        """Return True if the guarantee holds although an earlier round has no decision."""
         scores = [rule.score for of_round in self.policy._rules for rule in of_round]
         reads_all = any(map(uses_earlier_rounds, scores))
         # After a failed choice a scan has lines that no calibration case had.

@@ -25,7 +25,7 @@ MEASURES = "has no method measure; pass an object that has one, or for a group a
 
 @dataclass(frozen=True)
 class Scanners:
-    """Scanner of each case of a scan; a group may share one."""
+    """Scanners by case; the cases of a group may share one scanner."""
 
     of_case: Mapping[str, Scanner]
     is_group: bool = True
@@ -129,12 +129,12 @@ class LineSelector:
     def choose(
         self, k: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
     ) -> BoolArray:
-        """Return the lines up to round k + 1, as a boolean mask (line,) chosen by the rule."""
+        """Return the rule's choice of the lines measured up to round k + 1, a mask (line,)."""
         chosen = self.rule.next_lines(k, measurement, recoveries, task, lines.copy())
         return require_nested_lines(chosen, lines, k)
 
     def added(self, k: int, scan: Scan, chosen: BoolArray | None) -> tuple[int, ...]:
-        """Return the indices of the lines that round k + 1 adds; without a choice, the fallback."""
+        """Return the indices of lines added in round k + 1: the chosen or else the fallback's."""
         lines = self.measured(scan)
         if k + 1 >= self.rounds:
             after = np.ones_like(lines)

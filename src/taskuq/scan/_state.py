@@ -116,7 +116,7 @@ def require_value(policy: Policy, outputs: FloatArray) -> None:
 
 
 def _outside(policy: Policy, outputs: FloatArray) -> str | None:
-    """Return the range that outputs violate, with its task, as text; None if there is none."""
+    """Return as text the first task range that outputs violate, or None."""
     values = outputs.reshape(len(outputs), -1)
     for t, range_ in enumerate(policy.task_ranges):
         low, high = range_ or (-np.inf, np.inf)
@@ -329,8 +329,6 @@ class GroupScan:
 
 @dataclass(frozen=True)
 class ScanFlags:
-    """Reason why the guarantee is void, shadow mode and patient of a scan."""
-
     void_reason: str | None = None
     shadow: bool = False
     patient: str | None = None
@@ -373,7 +371,7 @@ class ScanState:
     def storable(
         self, active: Sequence[str], measurements: Sequence[Any]
     ) -> tuple[list[Any], Arrays | None]:
-        """Return a round's measurements as a resumed scan reads them, and as arrays to store."""
+        """Return measurements as a resumed scan reads them, and the arrays to store, or None."""
         each = [_as_arrays(measurement) for measurement in measurements]
         read_back = [
             measurement if arrays is None else _from_arrays(arrays)
@@ -396,7 +394,7 @@ class ScanState:
         self.store(scans, pieces_stored=True)
 
     def store(self, scans: Mapping[str, Scan], *, pieces_stored: bool, first: Any = None) -> None:
-        """Store the decisions so far; complete ``first`` before the state file is replaced."""
+        """Store the decisions so far; replace the state file only after ``first`` has finished."""
         each = [[record.to_dict() for record in scan.rounds] for scan in scans.values()]
         record = {
             "schema": SCHEMA,
@@ -424,8 +422,8 @@ def load_scan(path: str | os.PathLike[str], policy: Policy) -> Scan | GroupScan:
 
     Args:
         path: State file written by :func:`taskuq.acquire`.
-        policy: Policy of the scan, or the policy with strata to which that policy belongs; any
-            other policy raises InputError.
+        policy: Policy of the scan or, for a scan with ``stratum``, the whole policy with strata;
+            any other policy raises InputError.
     """
     source = Path(path)
     mark = read_json(source, SCHEMA, remedy="start a new scan").get("policy")

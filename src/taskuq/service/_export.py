@@ -36,7 +36,7 @@ from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
 class _Export(nn.Module):
-    """Exportable recovery; the list hides the weights, so that they become constants."""
+    """Base of exportable recoveries, with weights hidden in a list to become constants."""
 
     def __init__(self, recover: Any) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _VarNetExport(_Export):
 
 
 def _exportable(recover: Any, masks: Tensor, height: int) -> tuple[nn.Module, dict[str, Any]]:
-    """Return an exportable module of a recovery, and how its random numbers are drawn."""
+    """Return a recovery as an exportable module, and the settings of its random numbers."""
     match recover:
         case ResidualFlowSampler():
             shapes = recover.flow.latent_shapes(height, masks.shape[1])

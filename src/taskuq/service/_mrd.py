@@ -31,8 +31,8 @@ class Geometry:
     """Geometry of a policy's calibration scans; None for fields that are not recorded."""
 
     coils: int | None = None  #: Number of receive coils.
-    matrix: tuple[int, int] | None = None  #: Readout samples (not oversampled) and lines.
-    field_of_view: FieldOfView | None = None  #: Readout, phase encoding, slice thickness (mm).
+    matrix: tuple[int, int] | None = None  #: Matrix size: readout samples (not oversampled), lines.
+    field_of_view: FieldOfView | None = None  #: In mm: readout, phase encoding, slice thickness.
     prewhitened: bool = False  #: True if the coils are prewhitened with noise scans.
 
     def __post_init__(self) -> None:

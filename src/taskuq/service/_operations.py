@@ -32,14 +32,14 @@ class ServeConfig:
     health_port: int | None = None  #: HTTP port for health checks and metrics; default: none.
     shadow: bool = False  #: Log decisions but never stop a scan.
     monitor: float | None = None  #: False-alarm probability of a monitor; default: no monitor.
-    deadline: float | None = None  #: Seconds per round for recovery and task; default: no limit.
+    deadline: float | None = None  #: Maximum seconds of recovery and task per round; default: none.
     device: str | None = None  #: Device of the networks: cpu, cuda or mps; default: the best.
     connections: int = 16  #: Maximum number of simultaneous connections.
     max_message: int = 32  #: Maximum message size in MiB.
     max_scan: int = 8192  #: Maximum k-space size of a scan in MiB.
-    max_buffer: int = 2048  #: Maximum size of a connection's data that await decisions, in MiB.
-    idle_timeout: float = 600.0  #: Seconds without a line after which a connection is closed.
-    allow_mismatch: bool = False  #: Accept scans that differ from the calibration; no guarantee.
+    max_buffer: int = 2048  #: Maximum size in MiB of a connection's data that await a decision.
+    idle_timeout: float = 600.0  #: Seconds without a k-space line before a connection is closed.
+    allow_mismatch: bool = False  #: Accept scans unlike the calibration scans, without a guarantee.
     seed: int = 0  #: Seed of the posterior samples.
     log: Path | None = None  #: File for JSON lines; default: standard error.
     log_level: str = "info"  #: Lowest level to log: debug, info, warning or error.
@@ -127,7 +127,7 @@ COUNTERS = {
 
 
 def latency_histogram() -> Any:
-    """Return a Prometheus histogram of the time from complete round to decision."""
+    """Return a Prometheus histogram of times from the last line of a round to its decision."""
     Histogram = import_extra("prometheus_client", "taskuq[mrd]").Histogram
     text = "Seconds from the last line of a round to its decision"
     return Histogram("taskuq_decision_seconds", text, buckets=BUCKETS, registry=None)

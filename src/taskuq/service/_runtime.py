@@ -59,7 +59,7 @@ class _ExportedRecover:
         return images[:samples]
 
     def _sample_within_limit(self, zero_filled: Tensor, mask: Tensor, seed: int) -> Tensor:
-        """Draw samples; redraw those beyond the flow's limit, at last with less noise."""
+        """Draw samples; redraw any beyond the flow's limit, finally with reduced noise."""
         deviations = {int(lines): float(wide) for lines, wide in self.draws["deviations"]}
         lines, most = int(mask.sum()), int(self.draws["attempts"])
         if lines not in deviations:

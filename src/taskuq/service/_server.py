@@ -313,7 +313,7 @@ def _mismatch(
     columns: Sequence[NDArray[np.intp]], adaptive: Any = None,
     fingerprints: Mapping[str, str] | None = None, **rest: Any,
 ) -> str | None:  # fmt: skip
-    """Return the reason why the guarantee does not hold for these networks and masks, or None."""
+    """Return why the guarantee does not hold for the networks and masks of a service, or None."""
     masks = np.zeros((len(columns) - 1, sum(map(len, columns))), dtype=bool)
     for k, added in enumerate(columns[:-1]):
         masks[k:, added] = True
@@ -354,7 +354,7 @@ def _load_networks(
 
 
 def _masks_of_rounds(policy: Policy, masks: Path | None) -> BoolArray:
-    """Return the masks (round, width) of a policy; default: those of the bundled networks."""
+    """Return the masks (round, width) from a file or, without one, of the bundled networks."""
     rates = tuple(map(float, policy.accelerations))
     return MaskConfig(accelerations=rates).masks(128) if masks is None else read_masks(masks, rates)
 

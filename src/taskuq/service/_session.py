@@ -136,7 +136,7 @@ class _ActiveScan:
 
 @dataclass(eq=False)
 class _DecisionQueue:
-    """First-in first-out queue of scans with a complete round, which a thread decides."""
+    """First-in first-out queue of scans whose round is complete; one thread decides them."""
 
     max_waiting: int
     on_end: Callable[[_ActiveScan, str | None], None]
@@ -165,7 +165,7 @@ class _DecisionQueue:
             self._changed.wait_for(lambda: self._is_closing or self._waiting < self.max_waiting)
 
     def close(self) -> None:
-        """Accept no further scans, and wait until the queued ones are decided."""
+        """Accept no more scans, and wait until every queued scan has been decided."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -443,7 +443,7 @@ class Session:
             raise mrd.StreamError(f"no line arrived within {idle:g} s", code="value.invalid")
 
     def key(self, *more: int | str) -> str | None:
-        """Return a hash that names the scan but no patient, or None before a header."""
+        """Return a pseudonymous identifier of the scan, or None if no header has been received."""
         if self.header is None:
             return None
         key = "\0".join([self.header.scan_id, self.header.patient, *map(str, more)])

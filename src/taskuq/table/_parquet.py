@@ -323,7 +323,7 @@ class TableHeader:
 
     @cached_property
     def columns(self) -> list[tuple[str, str]]:
-        """For each task, the names of the column of targets and of the column of outputs."""
+        """Names of the target column and the output column of each task."""
         if len(self.task_names) == 1:
             return [("target", "outputs")]
         return [(f"target_{name}", f"outputs_{name}") for name in self.task_names]
@@ -639,7 +639,7 @@ def _fill(
 
 
 def _join_ids(shards: Sequence[dict[str, Any]], places: list[Places], n: int) -> dict[str, Any]:
-    """Return those of groups, sites and labels that are known for all cases."""
+    """Return the columns of groups, sites and labels that have a value for every case."""
     read: dict[str, list[tuple[Any, np.ndarray]]] = {name: [] for name in IDS}
     for others, (case, _) in zip(shards, places, strict=True):
         for name, ids in others.items():

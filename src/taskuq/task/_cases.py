@@ -34,7 +34,7 @@ class AugmentConfig:
     rotation: NonNegative = 15.0  #: Maximum rotation in degrees.
     shift: Unit = 0.1  #: Maximum shift, as a fraction of the image.
     crop: Unit = 0.8  #: Smallest fraction of the area that a random crop keeps.
-    #: Maximum exponent of a random gamma correction, minus 1.
+    #: Strength c of a random gamma correction, with exponents between 1/(1 + c) and 1 + c.
     contrast: NonNegative = 0.0
     blur: NonNegative = 0.0  #: Maximum standard deviation of a Gaussian blur, in pixels.
     contrast_probability: Unit = 0.8  #: Probability of a random contrast change.

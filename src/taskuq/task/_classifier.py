@@ -117,7 +117,7 @@ class Classifier(nn.Module):
         return values
 
     def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return raw outputs and outputs, (image, task) each, and the last hidden features."""
+        """Return raw and final outputs, both (image, task), and the last hidden features."""
         hidden = self.head[:-1](self.dropout(self.backbone(unit_scale(images))))
         raw = self.head[-1](hidden)
         return raw, self.outputs(raw), hidden

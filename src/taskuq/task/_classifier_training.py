@@ -196,7 +196,7 @@ PAPER = TrainingConfig(
 class ClassifierMethod:
     """Settings of [task] for a classifier."""
 
-    weights: Path | None = None  #: Trained classifier, a file or a bundled name.
+    weights: Path | None = None  #: Trained classifier: weights file or bundled name.
 
     def open(self, device: torch.device | str) -> Classifier:
         network: Classifier = TASKS.trained("classifier", self.weights)[1]

@@ -48,7 +48,7 @@ class _FullReference(ABC):
         return self._compare(given.expand_as(images), images)
 
     def __call__(self, images: Any) -> Tensor:
-        """Return the quality of the mean of samples relative to each sample, (sample,)."""
+        """Return the quality of the samples' mean relative to each sample, (sample,)."""
         images = require_images(images)
         return self.compare(images.mean(0), images)
 
@@ -101,7 +101,7 @@ class NMSE(_FullReference):
 
 @dataclass(frozen=True)
 class _Perceptual(_FullReference):
-    """Distance in VGG-16 features, by torchmetrics; the reference's peak scales both images."""
+    """Distance of VGG-16 features by torchmetrics; the reference's peak scales both images."""
 
     weights: Path | None = None  #: VGG-16 weights, converted from torchvision to safetensors.
     range = (0.0, math.inf)
@@ -127,7 +127,7 @@ class _Perceptual(_FullReference):
 
 
 def perceptual_distance(network: nn.Module, reported: Tensor, images: Tensor) -> Tensor:
-    """Return the distance of each image (image, height, width) from its reference, (image,)."""
+    """Return the distance of each reported image from its reference in ``images``, (image,)."""
     peak = _peak(images)[:, None, None]
     unit = [(x / peak).clamp(0, 1).float()[:, None] for x in (reported, images)]
     with torch.no_grad():

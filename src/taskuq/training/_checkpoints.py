@@ -94,7 +94,7 @@ def _load_state(path: Path | str) -> Any:
 
 
 def _to_json(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """Return a value as JSON, with {"kind": ...} for types that JSON lacks; fill ``tensors``."""
+    """Encode a value as JSON, types that it lacks as {"type": ...}; put tensors in ``tensors``."""
     if isinstance(value, Tensor):
         # safetensors refuses two names of one storage.
         tensors[name] = value.detach().cpu().clone().contiguous()
@@ -196,7 +196,7 @@ def folder_callbacks(recipe: Recipe, config: TrainingConfig, folder: Path) -> li
 
 
 class _EpochLog(Callback):
-    """Log of one row per epoch that a resumed training continues, unlike Lightning's CSVLogger."""
+    """Log with one row per epoch; unlike with CSVLogger, a resumed training appends to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -29,7 +29,7 @@ class TrainingConfig:
     #: First epoch included in an average of the weights over epochs; 0 for no average.
     average_from: Natural = 0
     schedule: Literal["constant", "step", "cosine"] = "constant"  #: Learning-rate schedule.
-    #: Factor of the learning rate at each step of "step", or at the end of "cosine".
+    #: Factor by which each step of "step" multiplies the learning rate; final factor of "cosine".
     lr_decay: Positive = 0.1
     lr_decay_epochs: Count = 40  #: Epochs between steps of the schedule "step".
     clip_norm: NonNegative = 0.0  #: Maximum gradient norm; 0 for no limit.

@@ -121,7 +121,7 @@ class _TrainingSettings(Protocol):
     def training(self) -> TrainingConfig: ...
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
-        """Return training and validation cases, indexed by (epoch, index), and further results."""
+        """Return training and validation cases, read by (epoch, index), and other recipe inputs."""
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
         """Return the recipe for the results of :meth:`prepare`."""

@@ -129,7 +129,7 @@ class MethodRegistry(Registry[type[Any]]):
         return NETWORKS[card["kind"]].load(Path(path), card["network"])
 
     def trained(self, kind: str, weights: Path | str | None) -> tuple[Path, Any]:
-        """Return the weights file given in a settings table, and its network."""
+        """Return the path of the weights given in a settings table, and the loaded network."""
         from taskuq.training._weights import locate, read_card
 
         if weights is None:

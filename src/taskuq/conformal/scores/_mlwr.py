@@ -29,7 +29,7 @@ SLACK = 1e-9
 
 
 class _UnitQuantile(NamedTuple):
-    """Quantile over units, and bounds on it if any single unit is replaced."""
+    """Quantile over units, and for each unit the bounds that hold if this unit is replaced."""
 
     value: float
     low: FloatArray
@@ -42,7 +42,7 @@ def unit_quantile(
     level: float = 0.5,
     order: NDArray[np.int64] | None = None,
 ) -> _UnitQuantile:
-    """Return a quantile with equal weight per unit, and its bounds if one unit is replaced."""
+    """Return a quantile with equal weight per unit, and bounds on it if one unit is replaced."""
     order = np.argsort(values, kind="stable") if order is None else order
     ordered = np.append(np.asarray(values, dtype=float)[order], np.inf)
     unit = index[order]
@@ -181,7 +181,7 @@ CLASS_FLOOR = 0.4
 
 
 def _tail(units: int) -> float:
-    """Return level t; the shift is the midpoint between the quantiles at t and 1 - t."""
+    """Return t, where the shift is the midpoint between the quantiles at levels t and 1 - t."""
     return min(0.5, max(0.15, 3 / math.sqrt(units)))
 
 
@@ -271,7 +271,7 @@ class MLWR(NestedIntervalScore):
     :math:`\tilde\sigma` is :math:`\sigma` shrunk towards a function of :math:`\bar z`. The shift
     :math:`b` corrects the bias of the samples: it is the midpoint between two quantiles of
     :math:`(z - \bar z)/u` over units, or the median if there are few units. These parameters are
-    fitted to the calibration units themselves (:meth:`leave_one_out`), to other cases, or to all
+    fitted to the calibration units themselves (:meth:`leave_one_out`), to held-out cases, or to all
     cases of an evaluation; the guarantee holds for each of these fits. With one sample,
     :math:`u = 1`; without a prior, :math:`u = \sigma`.
 
@@ -313,7 +313,7 @@ class MLWR(NestedIntervalScore):
         range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> SelfTunedScore:
-        """Return the score fitted to other cases; without targets, the shift is 0."""
+        """Return the score fitted to the given cases; without targets, the shift is 0."""
         read = self.summarise(outputs)
         if len(read.mean) < FEWEST_TUNING_CASES:
             return self
@@ -363,15 +363,15 @@ class _SelfTunedMLWR:
     classes: NDArray[np.int64] | None = None
 
     def for_classes(self, classes: np.ndarray) -> _SelfTunedMLWR:
-        """Return the fit with one shift for all classes: the value nearest to 0 in their range."""
+        """Return the fit with one shift: the value nearest to 0 in the range of class shifts."""
         codes, floor = np.unique(classes, return_inverse=True)[1], CLASS_FLOOR * self.score.floor
         cases = replace(self.cases, floor=floor)
         return _SelfTunedMLWR(replace(self.score, floor=floor), cases, codes)
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        """Return the fitted score and the extremes of its parameters if one unit is replaced.
+        """Return the fitted score and its extremes if any single unit is replaced.
 
-        The extremes are one score for each corner of the box of parameters.
+        The extremes are scores at the corners of a box that holds the parameters of all such fits.
         """
         cases, units = self.cases, int(index.max()) + 1
         priors: list[Any] = [None] * 5
@@ -405,7 +405,6 @@ class _SelfTunedMLWR:
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return one score per corner of the box of parameters if levels are off by ``margin``."""
         cases, units = self.cases, int(index.max()) + 1
         priors: list[Any] = [None, None]
         if cases.read.samples > 1 and units >= FEWEST_UNITS:
@@ -467,7 +466,7 @@ def _middle(low: Any, high: Any) -> Any:
 def _shift_range(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], units: int
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift and, for each of ``units`` units, its bounds if this unit is replaced.
+    """Return the shift, and bounds on it if any one of ``units`` units is replaced, (unit,).
 
     ``ratios`` are scaled residuals under the fitted prior and under its two extremes.
     """
@@ -494,7 +493,7 @@ def _among(
     level: float,
     order: NDArray[np.int64],
 ) -> _UnitQuantile:
-    """Return a quantile over the units that have values, and its bounds if a unit is replaced."""
+    """Return a quantile over the units that have values, and bounds on it if a unit is replaced."""
     found = unit_quantile(values, inner, level, order)
     if len(has) == units:
         return found
@@ -512,9 +511,9 @@ def _among(
 def _shared_shift(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], classes: NDArray[np.int64]
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the value nearest to 0 in the range of the shifts of all classes.
+    """Return the shift shared by all classes: the value nearest to 0 in the range of their shifts.
 
-    Also return its bounds if each single unit is replaced.
+    Also return, for each unit, bounds on this shift if the unit is replaced.
     """
     units, shifts, lows, highs, others = int(index.max()) + 1, [], [], [], []
     for inside in (classes == code for code in np.unique(classes)):
@@ -534,7 +533,7 @@ def _shared_shift(
 def _agreement_range(
     low: FloatArray, high: FloatArray, sure: BoolArray, possible: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return bounds of the shared shift from the bounds for each class, (class, unit)."""
+    """Return bounds on the shift shared by all classes, from bounds (class, unit) by class."""
     ends = []
     for end in (low, high):
         least = np.where(sure, end, np.inf).min(axis=0)

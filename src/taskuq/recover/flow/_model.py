@@ -183,7 +183,7 @@ class FlowConfig:
     #: Kind of training noise in the measured subspace: ``"noise"`` is white, ``"residual"`` has the
     #: local size and spectrum of the residual.
     fill: Literal["noise", "residual"] = "noise"
-    #: Rotate the coils of each pixel such that the first is the combined image.
+    #: Combine the coils of each pixel unitarily; the first output channel is the combined image.
     rotate_coils: bool = False
     #: Passes of the U-Net that predict the posterior mean, around which the flow samples. The U-Net
     #: is trained first (``[pretrain]``) and then frozen.
@@ -257,7 +257,7 @@ class CouplingNet(nn.Module):
         return F.conv2d(condition, weight, bias, padding=self.kernel // 2)
 
     def predict(self, x: Tensor, encoded: Tensor) -> Tensor:
-        """Run on samples (case * sample, ...) with the encoded condition of each case."""
+        """Apply the network to samples (case * sample, ...) and each case's encoded condition."""
         weight = self.first.weight[:, : self.inputs]
         hidden = F.conv2d(x.to(weight.dtype), weight, padding=self.kernel // 2)
         return self._rest(per_case(torch.add, hidden, encoded))
@@ -498,7 +498,7 @@ class ConditionalFlow(nn.Module):
             self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
     def condition(self, inputs: Tensor) -> list[Tensor]:
-        """Return the condition of each layer, then log residual scales if the mean is predicted."""
+        """Return the condition of each layer and, if the mean is predicted, log residual scales."""
         self._check(inputs, self.config.condition_inputs)
         if self.size is not None:
             return [*self.conditioner(inputs), self.size(inputs)]

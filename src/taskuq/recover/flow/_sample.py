@@ -55,7 +55,7 @@ Temperatures = Sequence[tuple[float, float]]
 
 
 class _CoilRotation(NamedTuple):
-    """Per-pixel unitary coil combination; the first channel is the combined image."""
+    """Unitary transform of the coils of each pixel; its first output is the combined image."""
 
     phase: Tensor
     mirror: Tensor
@@ -129,7 +129,7 @@ def posterior_mean(
 def _redraw_rejected(
     rejected: Tensor, redraw: Callable[[int, Tensor], Tensor], *, attempts: int, limit: float
 ) -> Tensor:
-    """Redraw rejected samples (case, sample) until none remains; count the rejections per case."""
+    """Redraw samples until the mask ``rejected`` (case, sample) is empty; count draws per case."""
     counts = torch.zeros(len(rejected), dtype=torch.long)
     for attempt in range(1, attempts + 1):
         if not bool(rejected.any()):
@@ -143,7 +143,7 @@ def _redraw_rejected(
 
 
 def split_latents(latents: Tensor, shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
-    """Split rows of numbers, channels last, into the latents of each layer."""
+    """Split rows of latents, flattened with channels last, into the tensors of each layer."""
     parts = torch.split(latents, [math.prod(shape) for shape in shapes], dim=1)
     return [
         part.view(-1, height, width, channels).movedim(-1, 1)
@@ -462,7 +462,7 @@ class ResidualFlowSampler(BatchRecovery):
         seed: int,
         deviation: float,
     ) -> Tensor:
-        """Draw errors of the combined image within ``max_value``, (sample, 1, height, width)."""
+        """Draw image errors (sample, 1, height, width); redraw any that exceed ``max_value``."""
         numbers, limit = sum(math.prod(shape) for shape in shapes), self.flow.config.max_value
 
         def draw(chosen: Iterable[int], attempt: int, deviation: float) -> Tensor:

@@ -225,7 +225,7 @@ class FlowRecovery(BatchRecovery):
 class FlowMethod:
     """Settings of [recover] for a flow."""
 
-    weights: Path | None = None  #: Trained flow, a file or a bundled name.
+    weights: Path | None = None  #: Trained flow: weights file or bundled name.
     #: Weights of the VarNet whose residuals the flow samples; default: those used in training.
     estimate: Path | None = None
     #: Standard deviation of the latents; default: the value stored with the weights, or 1.
@@ -257,7 +257,7 @@ class _FlowTraining(RecoveryTraining):
     training: TrainingConfig = PAPER
     #: VarNet weights; if set, a flow of its residuals is trained, otherwise of whole images.
     estimate: Path | None = None
-    #: Temperature of a residual flow, as pairs (acceleration, temperature).
+    #: Temperatures of a residual flow: pairs (acceleration, temperature), interpolated in between.
     temperatures: tuple[tuple[float, float], ...] = ()
     #: Settings of [training] for pre-training the conditioning U-Net.
     pretrain: TrainingConfig | None = None

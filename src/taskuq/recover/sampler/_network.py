@@ -180,8 +180,8 @@ class SamplerNet(nn.Module):
     .. math:: r^{(j)} = \epsilon\, G(c, m, v^{(j)}), \qquad v^{(j)} \sim \mathcal N(0, I)
 
     The condition :math:`c` consists of images that describe the estimate, :math:`m` is the sampled
-    fraction and :math:`\epsilon` the residual scale. Noise enters every level of the decoder as
-    maps, scaled by features of the case, and as values for the whole image.
+    fraction and :math:`\epsilon` the residual scale. Each decoder level receives noise maps, scaled
+    by features of the case, and noise values for the whole image.
 
     Args:
         config: Size of the network.
@@ -242,7 +242,7 @@ class SamplerNet(nn.Module):
         Args:
             estimate: Images of the condition, (case, channel, height, width).
             sampled_fraction: Sampled fraction of each case, (case,).
-            noise: Normal numbers, (case, sample, noise_size).
+            noise: Standard normal numbers, (case, sample, noise_size).
         """
         return self.decode(self.encode(estimate, sampled_fraction), noise)
 

@@ -60,7 +60,7 @@ def _fair_crps(samples: Tensor, truth: Tensor) -> Tensor:
 
 
 def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
-    """Return the fair energy score of each case, its values taken as one vector, (case,)."""
+    """Return the fair energy score of each case, (case,), with all its values as one vector."""
     norm = partial(torch.linalg.vector_norm, dim=-1)  # its derivative at 0 is taken as 0
     truth = truth.flatten(1)
     return _fair_score(norm, samples.flatten(2), truth) / math.sqrt(truth.shape[1])
@@ -229,7 +229,7 @@ class SamplerLoss:
 
 @torch.no_grad()
 def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Update running mean scores by acceleration; return the old means of each case."""
+    """Update running mean scores of each acceleration; return their old values for each case."""
     counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
     sums = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
@@ -244,7 +244,7 @@ def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tenso
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the geometric mean loss over accelerations, and PSNR and spread at each one."""
+    """Return the geometric mean loss over accelerations, and statistics of each acceleration."""
     summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
@@ -335,7 +335,7 @@ class VarNetEstimator:
 class SamplerMethod:
     """Settings of [recover] for a sampler."""
 
-    weights: Path | None = None  #: Trained sampler, a file or a bundled name.
+    weights: Path | None = None  #: Trained sampler: weights file or bundled name.
     estimate: Path | None = None  #: VarNet weights; default: those used in training.
     #: Precision; on a GPU, "auto" uses bfloat16 for samples and float16 for the estimate.
     precision: Literal["auto", "float32"] = "auto"

@@ -113,7 +113,7 @@ class Figure:
 
     @property
     def is_strip(self) -> bool:
-        """True if the series are rows of marks."""
+        """True if the series are drawn as rows of marks."""
         return any(series.style == "strip" for series in self.series)
 
     def to_dict(self) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class _Look(NamedTuple):
 
 
 def _looks(figure: Figure) -> list[_Look]:
-    """Return colour and marker of each series: those of its method, or unused ones."""
+    """Return the look of each series; methods have fixed colours, other series unused ones."""
     known = [method_colour(series.name) for series in figure.series]
     free = itertools.cycle([k for k in range(7) if k not in known] or range(7))
     looks: list[_Look] = []
@@ -616,7 +616,7 @@ def _name_ticks(axes: Any, places: Sequence[float], names: Sequence[str]) -> Non
 
 
 def _ends(values: Sequence[float], pad: float) -> tuple[float, float]:
-    """Return the limits of a linear axis with a margin, except for a limit at zero."""
+    """Return the limits of a linear axis, with a margin at each end that is not zero."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if high - low <= max(1e-9 * max(abs(low), abs(high)), _SMALLEST):
         size = max(abs(low), abs(high)) or 1.0

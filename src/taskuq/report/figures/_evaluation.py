@@ -46,7 +46,7 @@ def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]
 
 
 def _shrinking(series: Sequence[Series], letter: str) -> str:
-    """Return a title that names the narrowest method, or the one that samples affect most."""
+    """Return a title: the narrowest method or, if ``letter`` is 'p', the one that widens most."""
     ends = {}
     for one in series:
         known = sorted((float(x), y) for x, y in zip(one.x, one.y, strict=True) if y)
@@ -82,7 +82,7 @@ def coverage_histogram(row: Row) -> Figure:
 
 
 def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
-    """Plot coverage within classes, sites, sites left out, or ranges of width (``"size"``)."""
+    """Plot coverage within classes, sites, held-out sites or ranges of width (``"size"``)."""
     sentence, label = WITHIN[strata]
     series = series_from_rows(
         [(r["score"], s) for r in rows for s in r[stratum_field(strata)]],
@@ -101,7 +101,7 @@ def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
 
 
 def stratum_field(strata: str) -> str:
-    """Return the field of a row with coverage by class, site or width."""
+    """Return the name of the record field with coverage by class, site or width."""
     return strata if strata == "site_left_out" else f"{strata}_coverage"
 
 
@@ -117,7 +117,7 @@ def lowest_coverage(series: Sequence[Series], where: str = "") -> str:
 
 
 def rank_histogram(row: Row) -> Figure:
-    """Plot the rank histogram of the truth among samples, relative to calibrated samples."""
+    """Plot the rank histogram of the truth, relative to the expectation for calibrated samples."""
     bins, called = row["histogram"], row["round"] or "one round"
     ranks = tuple((b["first"] + b["last"]) / 2 for b in bins)
 

@@ -80,7 +80,7 @@ def coverage_at_stop(
 def acceleration_against_width(
     points: Sequence[tuple[str, float, float]], style: Style = "points"
 ) -> Figure:
-    """Plot mean acceleration against mean interval width of early stops, by rule."""
+    """Plot mean acceleration, by rule, against the mean interval width of scans that stop early."""
     caption = (
         "Average acceleration against the mean interval width of scans that stop early: up and to "
         "the left is better. The paper's rules have no guarantee."
@@ -130,7 +130,7 @@ def evidence(record: Mapping[str, Any]) -> Figure:
 
 
 def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
-    """Return a record of the lines measured in each round and, for some cases, by case."""
+    """Return a record of when lines are measured, for :func:`lines_figures`."""
     assert table.sampled_lines is not None, "a rule chose them"
     some = np.unique(np.linspace(0, table.cases - 1, min(table.cases, _ROWS)).astype(int))
     names = np.arange(table.cases) if table.case is None else table.case
@@ -147,7 +147,7 @@ def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
 
 
 def lines_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Plot the share of cases with each line by round, and the round of each line by case."""
+    """Plot when lines are measured: the share of cases per round, and the round in some cases."""
     case, cases, line, lines = map(str, record["words"])
     shares = np.asarray(record["shares"], dtype=float)
     rounds, places = [str(name) for name in record["rounds"]], tuple(range(shares.shape[1]))
