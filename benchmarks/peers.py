@@ -111,11 +111,11 @@ ROWS = {
     "many": f"{TRIALS} random splits, all scores, s",
     "exact": "all possible splits, in closed form, ms",
     "right": "correct quantile for (n, α)",
-    "short": "too few cases: the interval is",
+    "short": "interval from too few cases",
     "nan": "a target is NaN",
     "masked": "a target is masked",
     "index": "targets are a shuffled pandas series",
-    "percent": "α = 5, in percent",
+    "percent": "α = 5, meant as 5 %",
 }
 
 

@@ -54,7 +54,7 @@ def calibration(table: tq.TaskOutputs | None = None) -> str:
         for one in diagnosis.results
         if one.label is None
     ]  # fmt: skip
-    columns = ["round", "CRPS", "outside all samples", "spread / error", "bias", "outputs are"]
+    columns = ["round", "CRPS", "outside all samples", "spread / error", "bias", "diagnosis"]
     return markdown(columns, lines)
 
 

@@ -88,7 +88,7 @@ def table_of(config, quality, simple, drawn, trials):
 
 def rules_of(drawn, trials):
     """Return a table of acceleration and coverage of stopping rules in splits by scan."""
-    columns = ["rule", "guarantee", *(f"R̄ (coverage) at {width}" for width in WIDTHS)]
+    columns = ["rule", "guarantee", *(f"R̄ (coverage), width {width}" for width in WIDTHS)]
     rows = []
     for name, rule in RULES.items():
         plans = [PolicySpec(alpha=ALPHA, goal=Goal(max_width=width), **rule) for width in WIDTHS]

@@ -89,7 +89,7 @@ def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
 def lines(tables: tuple[tq.TaskOutputs, tq.TaskOutputs], alpha: float) -> list[str]:
     """Return the lines of a Markdown table of errors, widths and coverage by target and R."""
     found = [
-        "| target | R | mean volume | mean error | interval ± | coverage |",
+        "| target | R | mean volume | mean error | half-width q̂ | coverage |",
         "|---|---|---|---|---|---|",
     ]
     for name, table in zip(("fully sampled image", "masks"), tables, strict=True):
