@@ -71,7 +71,7 @@ class BatchShard:
 
 
 class ShardedGenerator:
-    """Random generator of torch with one stream per case, for any number of processes."""
+    """Torch random generator with a stream per case, independent of the number of processes."""
 
     share: BatchShard
     whole: Any = None

@@ -60,7 +60,7 @@ MOST = {"seed": 2**63 - 1, "splits": 10**8, "size": 2**13, "coils": 2**12, "port
 
 
 def command(name: str) -> Callable[[T], T]:
-    """Return a decorator that adds the help texts of ``name`` and checks of the arguments."""
+    """Return a decorator that adds help texts and argument checks to the command ``name``."""
 
     def document(function: T) -> T:
         texts = OPTIONS | (GOAL if name == "goal" else COMMANDS[name])

@@ -421,7 +421,7 @@ class Bound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> Bound:
-        """Return the bound that :meth:`to_dict` converted to JSON values."""
+        """Return the bound stored as JSON values by :meth:`to_dict`."""
         threshold = _threshold_from_dict(record["threshold"])
         guarantee = Guarantee.from_dict(record["guarantee"])
         if len(threshold.quantiles) != guarantee.quantiles_per_interval:

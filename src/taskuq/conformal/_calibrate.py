@@ -269,10 +269,10 @@ def calibrate(
             need not be known.
         strata: Stratum of each case, which may depend only on its inputs. The guarantee holds
             within each stratum; pass the strata of new cases to the bound.
-        condition_on: With groups and ``label`` or ``strata``: 'case' (default) covers a random
-            case of a new group, given its class or stratum. 'group' covers a random case among
-            those of the class or stratum in a new group that has such cases; it is the default
-            if ``cases`` is 'all' or a fraction.
+        condition_on: With groups and ``label`` or ``strata``: 'case' covers a random case of a new
+            group, given its class or stratum; 'group' covers a random case among those of the
+            class or stratum, in a new group that has such cases. Default: 'group' if ``cases`` is
+            'all' or a fraction, otherwise 'case'.
         delta_scope: With ``delta`` and ``strata``: 'each' (default) if delta holds for each stratum
             separately, 'all' if it holds for all strata jointly.
         weights: Ratio of the densities of new and calibration inputs at each case; pass the
@@ -283,8 +283,8 @@ def calibrate(
         tuning: Outputs and targets of other cases, to which the score is fitted. Without them,
             'learned' holds out three tenths of the units for its fit; 'mlwr' is fitted to all
             units or, with ``delta``, to a tenth that is held out.
-        acceleration: Round to use of a table, by acceleration or name; stored with the bound.
-        task: Task to use of a table with several tasks.
+        acceleration: Round of the table to use, by acceleration or name; stored with the bound.
+        task: Task to use, if the table has several tasks.
         seed: Integer or Generator for the random choice of units to hold out, if any.
 
     Returns:

@@ -209,8 +209,8 @@ def evaluate(
         size_bins: Edges of ranges of interval width; coverage is also returned for each range.
         tuning_repeats: Number of random tuning sets, if the score is fitted to held-out targets;
             results are averaged over them.
-        acceleration: Round to use of a table, by acceleration or name.
-        task: Task to use of a table with several tasks.
+        acceleration: Round of the table to use, by acceleration or name.
+        task: Task to use, if the table has several tasks.
 
     Returns:
         Coverage, width and centre error over the splits: overall, by class, by site and by width.

@@ -512,8 +512,8 @@ def evaluate_exact(
         tuning_repeats: Number of random tuning sets, if the score is fitted to held-out targets;
             results are averaged over them.
         seed: Integer or Generator for the random choice of tuning sets.
-        acceleration: Round to use of a table, by acceleration or name.
-        task: Task to use of a table with several tasks.
+        acceleration: Round of the table to use, by acceleration or name.
+        task: Task to use, if the table has several tasks.
 
     Returns:
         The evaluation; its ``splits`` is None.

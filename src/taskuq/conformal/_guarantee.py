@@ -139,7 +139,7 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Guarantee:
-        """Return the guarantee that :meth:`to_dict` converted to JSON values."""
+        """Return the guarantee stored as JSON values by :meth:`to_dict`."""
         names = {stored: name for name, stored in STORED.items()}
         return cls(**{names.get(key, key): value for key, value in record.items()})
 
@@ -252,7 +252,7 @@ class Guarantee:
         return alpha, delta
 
     def stratum(self, scores: FloatArray, group: np.ndarray | None, inside: np.ndarray) -> Stratum:
-        """Return the calibration cases in the stratum with mask ``inside``."""
+        """Return the calibration cases of the stratum selected by the mask ``inside``."""
         index, sizes = group_index(np.arange(len(scores)) if group is None else group)
         by = None if group is None else group[inside]
         return Stratum(self, self.stratum_levels, scores[inside], by, index[inside], sizes)

@@ -188,7 +188,7 @@ class JointBound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> JointBound:
-        """Return the bound that :meth:`to_dict` converted to JSON values."""
+        """Return the bound stored as JSON values by :meth:`to_dict`."""
         names, count = record["task_names"], len(record["scores"])
         if not isinstance(names, list) or [type(name) for name in names] != [str] * count:
             raise ValueError("each task needs a name")
@@ -262,7 +262,7 @@ def calibrate_joint(
         side: 'two', 'upper' or 'lower': one value for all tasks, or a list or dictionary by task.
         task_range: Range (low, high) of all tasks, or a list or dictionary of ranges by task.
         task_names: Names of the tasks; with a table, the tasks to use.
-        acceleration: Round to use of a table, by acceleration or name; stored with the bound.
+        acceleration: Round of the table to use, by acceleration or name; stored with the bound.
         seed: Integer or Generator for the random choice of units to hold out, if any.
 
     Example:

@@ -160,7 +160,7 @@ class OnlineBound(BaseBound):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> OnlineBound:
-        """Return the bound that :meth:`to_dict` converted to JSON values."""
+        """Return the bound stored as JSON values by :meth:`to_dict`."""
         return cls(
             score=score_from_dict(record["score"], score),
             scores=tuple(number_from_json(s) for s in record["scores"]),

@@ -88,7 +88,10 @@ def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> i
 
 
 def guaranteed_rank(units: int, alpha: float | Fraction, delta: float | Fraction | None) -> int:
-    """Return the rank of the quantile that guarantees alpha or, if given, alpha and delta."""
+    """Return the rank of the quantile that guarantees coverage 1 - alpha.
+
+    Coverage holds on average over calibration sets or, with delta, in all but that fraction.
+    """
     return coverage_rank(units, alpha) if delta is None else _pac_rank(units, alpha, delta)
 
 
@@ -189,7 +192,7 @@ def random_order(
 def smallest_certified(
     scores: FloatArray, unit: NDArray[np.int64], weight: FloatArray, bets: BettingEProcess
 ) -> float:
-    """Return the smallest score that is certified as quantile; infinity if there is none."""
+    """Return the smallest score certified as a quantile, or infinity if there is none."""
     groups = int(unit.max()) + 1
     if not bets.can_certify(groups):
         return math.inf

@@ -181,7 +181,7 @@ class Pool:
 
     @cached_property
     def covered_from(self) -> FloatArray:
-        """Smallest quantile whose interval covers the target of each case; not for side 'each'."""
+        """For each case, the smallest quantile whose interval covers the target."""
 
         def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
             interval = clipped(self.family.select(cases).interval(at), self.task_range)
@@ -494,7 +494,7 @@ def _not_covered(
 
 
 def _from_top(weights: FloatArray) -> FloatArray:
-    """Return, for each column, the sum of it and all later columns; append a column of zeros."""
+    """Return cumulative sums of the columns from last to first, and a column of zeros."""
     # Summed from the top, in the order of the compiled loop, for equal rounding.
     from_top = np.cumsum(weights[:, ::-1], axis=1)[:, ::-1]
     return np.concatenate([from_top, np.zeros((len(weights), 1))], axis=1)

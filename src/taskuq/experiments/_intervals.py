@@ -1,4 +1,4 @@
-"""Claims about interval length, and about coverage overall and within strata."""
+"""Tests of claims about interval length and about coverage, overall and within strata."""
 
 from __future__ import annotations
 

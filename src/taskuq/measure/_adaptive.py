@@ -116,7 +116,7 @@ def _variance(precision: FloatArray, aims: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _ScalarCovariance(LineCovariance):
-    """Covariance of one real value per line and sample, for which every Gram matrix has rank 1."""
+    """Covariance of one real value per line and sample; each line's Gram matrix has rank 1."""
 
     values: FloatArray  # (case, line, sample)
     outputs: FloatArray  # (case, sample, task)

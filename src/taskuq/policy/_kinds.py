@@ -345,7 +345,7 @@ STATISTICS: dict[str, Callable[[Goal], Score]] = {
 
 @final
 class FixedWidthPolicy(PolicyKind):
-    """Policy that reports an interval of fixed width and stops once its risk of a miss is small."""
+    """Policy that reports an interval of fixed width and stops once the risk of a miss is low."""
 
     options: ClassVar[tuple[str, ...]] = ("statistic", "budget", "round_tolerance")
     rule_class: ClassVar[type[StoppingRule]] = WindowRule

@@ -94,7 +94,7 @@ class StoppingRule(ABC):
     @classmethod
     @abstractmethod
     def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> StoppingRule:
-        """Return the rule that :meth:`to_dict` converted to JSON values."""
+        """Return the rule stored as JSON values by :meth:`to_dict`."""
 
 
 # rules[round][task]

@@ -105,7 +105,7 @@ class _MartingaleStream:
 
     @property
     def median_rank(self) -> float:
-        """Fraction of calibration units below the median of new units."""
+        """Fraction of calibration units with a value below the median of new units."""
         middle = float(np.median(self.values))
         ends = bisect_left(self.calibration, middle), bisect_right(self.calibration, middle)
         return sum(ends) / 2 / len(self.calibration)

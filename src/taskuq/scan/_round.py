@@ -243,7 +243,7 @@ class RoundDecider:
                 raise InputError(f"{text}needs every round before it", code="component.invalid")
 
     def _may_skip(self) -> bool:
-        """Return True if the guarantee holds although an earlier round has no decision."""
+        """Return True if the guarantee holds even if an earlier round has no decision."""
         scores = [rule.score for of_round in self.policy._rules for rule in of_round]
         reads_all = any(map(uses_earlier_rounds, scores))
         # After a failed choice a scan has lines that no calibration case had.

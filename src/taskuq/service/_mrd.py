@@ -456,7 +456,7 @@ class StreamError(InputError):
 
 
 class Message(NamedTuple):
-    """MRD message: number of its type, and its text, acquisition or image."""
+    """MRD message: its message id, and its payload (text, acquisition or image)."""
 
     kind: int
     content: Any

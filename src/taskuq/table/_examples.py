@@ -1,4 +1,4 @@
-"""Synthetic tables, and the records of the bundled tables."""
+"""Synthetic tables, and the metadata of the bundled tables."""
 
 from __future__ import annotations
 

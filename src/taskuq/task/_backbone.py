@@ -175,7 +175,7 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Settings of [init_from]: at most one source of the initial weights; default: random."""
+    """Source of the initial weights, [init_from]: at most one key; without it, random weights."""
 
     simclr: Path | None = None  #: Weights from SimCLR pre-training.
     imagenet: Path | None = None  #: torchvision weights of a ResNet-50.

@@ -538,7 +538,7 @@ class ConditionalFlow(nn.Module):
         return [*latents, x], log_det
 
     def encode(self, inputs: Tensor) -> FlowCondition:
-        """Return the condition of :meth:`inverse`, computed once for all samples of a case."""
+        """Return the conditioning features, computed once for all samples of a case."""
         conditions = self.condition(inputs)
         size = None if self.size is None else conditions.pop()
         pairs = zip(self.layers, conditions, strict=True)

@@ -228,7 +228,7 @@ class FlowSampler:
         seeds: Sequence[int],
         temperature: float = 1.0,
     ) -> FlowSamples:
-        """Sample a batch of cases.
+        """Draw posterior samples for a batch of cases.
 
         Args:
             measured: Zero-filled images, complex (case, coil, height, width).

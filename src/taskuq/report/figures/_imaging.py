@@ -61,7 +61,7 @@ class Example:
 
 
 def example_figure(example: Example, task: str, alpha: float) -> Figure:
-    """Draw the images, the magnified box and the intervals of a case as a picture."""
+    """Draw a figure of one case: its images, a magnified inset and its intervals."""
     by = {"samples": example.intervals}
     if example.point_intervals is not None:
         by["point network"] = example.point_intervals
