@@ -282,7 +282,7 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
 
 
 def require_nested_lines(values: Any, lines: BoolArray, round: int) -> BoolArray:
-    """Return a mask of lines; raise InputError if it omits lines already measured."""
+    """Return a mask of the next lines; raise InputError if lines already measured are missing."""
     chosen = np.asarray(values)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(

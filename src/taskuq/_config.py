@@ -1,4 +1,4 @@
-"""Dataclasses from and to TOML and JSON."""
+"""Conversion of dataclasses from and to TOML and JSON."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _fields(cls: Any) -> tuple[list[str], frozenset[str]]:
-    """Return the names of all fields, and the names of those without default."""
+    """Return the names of all fields of a dataclass, and of the fields without a default."""
     required = [f.name for f in fields(cls) if f.default is MISSING is f.default_factory]
     return [f.name for f in fields(cls)], frozenset(required)
 

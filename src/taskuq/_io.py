@@ -209,7 +209,7 @@ def verify_checksum(
     *,
     always: bool = True,
 ) -> None:
-    """Raise InputError if a record has a wrong checksum or, with ``always``, none."""
+    """Raise InputError if the checksum of a record is wrong or, with ``always``, missing."""
     if SEAL in record:
         rest = dict(record)
         if rest.pop(SEAL) != fingerprint(rest):
@@ -376,7 +376,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raise an error for a repeated key, because JSON readers differ on its value."""
+    """Return the pairs as a dictionary; raise ValueError for a repeated key."""
     record = dict(pairs)
     if len(record) != len(pairs):
         raise ValueError("a key occurs twice")
@@ -419,7 +419,7 @@ def read_json(
 
 @contextmanager
 def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
-    """Convert a KeyError in the block into an InputError for an incomplete file."""
+    """Convert errors from missing or invalid entries into an InputError that names the file."""
     try:
         yield
     except InputError:
@@ -458,7 +458,7 @@ def append_jsonl(
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the record of each line of a JSON Lines file; None for a damaged line."""
+    """Yield the JSON object on each line of a JSON Lines file; None for a damaged line."""
     require_file(path)
     for line in path.read_bytes().splitlines():
         try:
@@ -485,7 +485,7 @@ def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return values as JSON types, with infinity as a string and NaN as null."""
+    """Convert a value to JSON types; infinity becomes a string, and NaN becomes null."""
     # Only values with infinity, NaN, odd keys or other types need a look at each of them.
     with suppress(TypeError, ValueError):
         text = json.dumps(value, allow_nan=False)
@@ -522,7 +522,7 @@ def open_npz(
 
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
-    """Raise InputError if an array's size differs from its header, or its text is not Unicode."""
+    """Raise InputError if the size of an array contradicts its header, or text is not Unicode."""
     import numpy as np
     from numpy.lib import format
 

@@ -21,7 +21,7 @@ GROUP = "taskuq.extensions"
 
 
 class Registry(Generic[T]):
-    """Registry of one kind of extension by name; each is imported on first use.
+    """Registry of extensions of one kind, by name; an extension is imported on first use.
 
     Args:
         what: Noun for error messages, e.g. ``"score"``.

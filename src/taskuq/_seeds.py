@@ -42,7 +42,7 @@ def mix_seeds(*numbers: int) -> int:
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Part of the cases of a batch that is assigned to this process."""
+    """Cases of a batch that are assigned to this process."""
 
     start: int
     stop: int
@@ -71,7 +71,7 @@ class BatchShard:
 
 
 class ShardedGenerator:
-    """Torch random generator with a stream per case, independent of the number of processes."""
+    """Random generator for a batch; results do not depend on the number of processes."""
 
     share: BatchShard
     whole: Any = None
@@ -80,7 +80,7 @@ class ShardedGenerator:
 def per_case_random(
     draw: Callable[..., T], shape: Sequence[int], generator: Any, *, axis: int = 0, **options: Any
 ) -> T:
-    """Draw random numbers; with a :class:`ShardedGenerator`, from one stream per case."""
+    """Draw random numbers; a :class:`ShardedGenerator` yields those of this process's cases."""
     if not isinstance(generator, ShardedGenerator):
         return draw(tuple(shape), generator=generator, **options)
     rows, whole = generator.share.rows, list(shape)

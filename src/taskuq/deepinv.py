@@ -70,7 +70,7 @@ class DeepinvMeasure:
 
 
 def _magnitude(images: Any) -> Any:
-    """Return the magnitude of images; two channels are real and imaginary part."""
+    """Remove the channel axis; two channels, real and imaginary part, become the magnitude."""
     return images[:, 0] if images.shape[1] == 1 else (images**2).sum(1) ** 0.5
 
 
@@ -86,7 +86,7 @@ class DeepinvRecover:
         kind: 'point' if a call returns a point estimate; 'sampler' if it returns one sample
             per image (DDRM, DiffPIR, PosteriorDiffusion); 'chain' if it runs a Markov chain (ULA,
             SKRock, sampling_builder), whose last states are used as samples.
-        together: Number of samples that a sampler draws in one batch; results depend on it.
+        together: Number of samples that a sampler draws in one batch; it affects the results.
         finish: Function from (image, channel, height, width) to (image, height, width);
             default: the magnitude.
 
@@ -139,7 +139,7 @@ class DeepinvRecover:
             return self.model(y, physics, **({"seed": small} if takes_seed else {}))
 
     def _states(self, samples: int) -> list[Any]:
-        """Return the last states of the Markov chain, without its initial state."""
+        """Return the last ``samples`` states that the Markov chain keeps."""
         chain = self.model
         kept = sum(
             step >= chain.max_iter * chain.burnin_ratio and step % chain.thinning == 0
@@ -205,7 +205,7 @@ class DeepinvModel(torch.nn.Module):
         self.recover, self.samples, self.measurement = recover, samples, measurement
 
     def forward(self, y: Tensor, physics: Any, seed: int | None = None, **kwargs: Any) -> Tensor:
-        """Return one image per measurement, (image, 1, height, width)."""
+        """Return the posterior mean of each image, (image, 1, height, width)."""
         first = int(torch.randint(2**62, ())) if seed is None else seed
         sample = Executor(self.recover, task=torch.flatten).sample_with_seed
         found = [

@@ -48,7 +48,7 @@ class IntervalCoverage(_Mean):
     higher_is_better = True
 
     def update(self, lower: Tensor, upper: Tensor, targets: Tensor) -> None:
-        """Add the intervals and targets of some cases."""
+        """Add intervals, given as arrays of lower and upper ends, and one target per interval."""
         self._add((lower <= targets) & (targets <= upper))
 
 
@@ -58,7 +58,7 @@ class IntervalWidth(_Mean):
     higher_is_better = False
 
     def update(self, lower: Tensor, upper: Tensor) -> None:
-        """Add the lower and upper ends of the intervals of some cases."""
+        """Add intervals, given as arrays of lower and upper ends."""
         self._add((upper - lower).clamp(min=0))
 
 
@@ -82,7 +82,7 @@ class CRPS(_Mean):
 
 
 class RankHistogram(Metric):
-    """Histogram of the rank of the target among the samples, from 0 to the number of samples.
+    """Histogram of the rank of the target among the samples: the number of samples below it.
 
     If samples tie with the target, the case counts equally for each possible rank.
 

@@ -74,7 +74,7 @@ def intervals(
 
 
 def widths(evaluations: Evaluation | Sequence[Evaluation], *, ax: Axes | None = None) -> Axes:
-    """Draw mean widths against acceleration or, if there is only one, against number of samples.
+    """Draw mean interval width against acceleration or, for one acceleration, number of samples.
 
     Args:
         evaluations: Results of :func:`taskuq.evaluate` or :func:`taskuq.evaluate_exact`.
@@ -104,7 +104,7 @@ def coverage(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw coverage by class, by site, of each left-out site, or by width (``by="size"``).
+    """Draw coverage by class, site, left-out site or interval width (``by="size"``).
 
     Raises:
         InputError: If the evaluations were made without labels, sites or ``size_bins``.
@@ -124,7 +124,7 @@ def rank_histogram(
     task: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the rank histogram of the truth among the samples, relative to calibrated samples.
+    """Draw how often the truth has each rank among the samples, relative to calibrated samples.
 
     Args:
         diagnosis: Result of :func:`taskuq.diagnose`.

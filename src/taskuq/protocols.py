@@ -55,18 +55,18 @@ class LineMeasure(Measure, Protocol):
         """Measure the lines in the mask ``lines`` of an image, at an acceleration."""
 
     def line_values(self, images: Any, measurement: Any, /) -> Any:
-        """Return fully sampled data of images (sample, ...), arranged as (line, sample, value)."""
+        """Simulate the fully sampled data of images (sample, ...), as (line, sample, value)."""
 
 
 @runtime_checkable
 class AdaptiveMeasure(Measure, Protocol):
-    """Imaging system that chooses which lines to measure from the posterior samples of a case.
+    """Imaging system that uses the posterior samples of a case to choose the next lines.
 
-    ``__call__`` measures the first round, or all lines if the acceleration is 1.
+    ``__call__`` measures the lines of the first round, or all lines if the acceleration is 1.
     """
 
     def initial_lines(self) -> BoolArray:
-        """Return a mask (line,) of the first round, the same for every case."""
+        """Return the mask (line,) of the lines of the first round, the same for every case."""
 
     def measure_lines(self, image: Any, acceleration: float, lines: BoolArray, /) -> Any:
         """Measure the lines in the mask ``lines`` of an image, at an acceleration."""
@@ -236,7 +236,7 @@ class FittedScore(Score, Protocol):
 
 
 class SelfTuned(NamedTuple):
-    """Score fitted to calibration units, and its extremes if any single unit is replaced."""
+    """Fitted score, and scores with the extreme parameters of all fits with one unit replaced."""
 
     score: SelfTunedScore  # for new cases
     corners: tuple[SelfTunedScore, ...]  # for calibration cases: extreme shifts and scales
@@ -247,20 +247,20 @@ class SelfTunedScore(FittedScore, Protocol):
     """A score that is fitted to the calibration units themselves, with none held out."""
 
     def summarise(self, outputs: FloatArray) -> Any:
-        """Return statistics of outputs (case, sample), with a method ``take`` to select cases."""
+        """Return an object with statistics of each case and a method ``take`` to select cases."""
 
     def summary_family(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of cases from the result of :meth:`summarise`."""
 
     def leave_one_out(self, read: Any, targets: Any, range_: TaskRange) -> LeaveOneOutFit:
-        """Return an object that fits the score to any subset of the cases in ``read``."""
+        """Return an object that fits the score to any subset of the summarised cases ``read``."""
 
 
 class LeaveOneOutFit(Protocol):
     """Fitting of a score to any subset of the calibration units."""
 
     def for_classes(self, classes: Any) -> LeaveOneOutFit:
-        """Return the fit for a guarantee within each class; ``classes`` is (case,)."""
+        """Return the same fit for a guarantee within each class, given the class of each case."""
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Fit the score to the cases in the mask ``kept``, given their units ``index``."""
@@ -268,4 +268,4 @@ class LeaveOneOutFit(Protocol):
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> tuple[SelfTunedScore, ...]:
-        """Return scores that bound all fits with quantile levels off by at most ``margin``."""
+        """Return scores with extreme parameters of fits at quantile levels off by ``margin``."""

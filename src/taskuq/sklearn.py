@@ -67,7 +67,7 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     def fit(
         self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None
     ) -> SampleConformalRegressor:
-        """Calibrate with targets and samples or, if ``estimator`` is given, features.
+        """Calibrate intervals on targets and samples (features if ``estimator`` is given).
 
         Targets and groups of pandas and polars are matched to ``X`` by the ids of the cases.
 
@@ -90,7 +90,7 @@ class SampleConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return self
 
     def predict(self, X: ArrayLike) -> FloatArray:
-        """Return the mean over the samples of each case."""
+        """Return the sample mean of each case as a point prediction, (case,)."""
         check_is_fitted(self)
         checked = validate_data(self, X, reset=False, dtype=float, order="C")
         return np.asarray(self._samples(checked).mean(axis=1))

@@ -46,7 +46,10 @@ class Threshold(ABC):
     @property
     @abstractmethod
     def quantiles(self) -> tuple[float, ...]:
-        """Quantile as one number, or one per end: largest over strata, or at the mean weight."""
+        """Conformal quantile of the bound, or one quantile for each end.
+
+        With strata, this is the largest quantile; with weights, that of a case of mean weight.
+        """
 
     @property
     def quantile(self) -> float:
@@ -126,7 +129,7 @@ class WeightedQuantile(Threshold):
 
     @property
     def largest_weight(self) -> float:
-        """Weight of a new case above which its quantile is infinite."""
+        """Largest weight of a new case for which the quantile is finite."""
         level = exact_alpha(self.alpha)
         return float(level / (1 - level)) * float(self.weights.sum())
 
@@ -235,7 +238,7 @@ class BaseBound(Displayed, ABC):
     @property
     @abstractmethod
     def _parts(self) -> tuple[tuple[Score, float], ...]:
-        """Pairs of a score and its quantile."""
+        """Each score of the bound, with its conformal quantile."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class RoundArrays(NamedTuple):
 
 
 def aligned(outputs: Any, targets: Any, **others: Any) -> list[Any]:
-    """Return outputs, targets and other arrays with their cases in one order; load a table."""
+    """Return outputs, targets and other arrays with cases in one order; read stored tables."""
     if targets is None and is_stored(outputs):
         outputs = TaskOutputs.load(outputs)
     return list(align_cases({"outputs": outputs, "targets": targets, **others}).values())
@@ -178,7 +178,7 @@ def is_self_tuned(score: Score, delta: float | None = None) -> TypeGuard[SelfTun
 def tuning_units(
     score: Score, unit: Unit, units: int, alpha: Level, delta: float | None, least: float = 0.0
 ) -> int:
-    """Return the number of units to hold out, at least about the fraction ``least``."""
+    """Return the number of units to hold out: about the fraction ``least`` of them, or more."""
     held_out = tuning_count(units, least, alpha) if least else 0
     if not needs_tuning(score):
         return held_out

@@ -140,7 +140,7 @@ def diagnose(
     .. math:: \frac{\text{spread}}{\text{error}} = \sqrt{\frac{(1 + 1/p) \sum_i s_i^2}
         {\sum_i (z_i - \bar z_i)^2}}
 
-    with the unbiased variance :math:`s_i^2` of the samples. The ratio is 1 if they are calibrated.
+    with the unbiased variance :math:`s_i^2` of the samples. The ratio is 1 for calibrated samples.
 
     Args:
         outputs: Task outputs (case, sample) or (round, case, sample), or a table.
@@ -251,7 +251,7 @@ def _diagnose(
 
 
 def _jackknife(sums: FloatArray, p: int) -> list[Estimate]:
-    """Return statistics and their jackknife standard errors, from the sums (unit, column)."""
+    """Return CRPS, outside fraction, spread-error ratio and bias with jackknife standard errors."""
 
     def statistics(total: FloatArray) -> FloatArray:
         count, score, outside, bias, error, variance = total.T
@@ -356,7 +356,7 @@ class Comparison:
 
     Args:
         results: Statistics of each round and task, the smallest p-value first.
-        unit: Unit, 'case' or 'group'.
+        unit: Exchangeable unit, 'case' or 'group'.
         n_first: Number of units of the first table.
         n_second: Number of units of the second table.
         permutations: Number of random permutations; None if all were enumerated.
@@ -490,7 +490,7 @@ def _double_ranks(values: FloatArray) -> NDArray[np.int64]:
 def _assignments(
     n: int, m: int, count: int | None, rng: np.random.Generator
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield masks (assignment, unit) that choose n of n + m units: all, or ``count`` at random."""
+    """Yield masks (assignment, unit) of n out of n + m units: all masks, or ``count`` at random."""
     if count is None:
         every = np.array(list(combinations(range(n + m), n)))
         yield (every[:, :, None] == np.arange(n + m)).any(axis=1)

@@ -89,7 +89,7 @@ def _stratum_coverage(
 def _count_strata(
     options: _Options, pool: Pool, splitting: Splits, quantile: FloatArray
 ) -> StratumCounts:
-    """Return the number, weight and covered weight of the test cases, by class, site and width."""
+    """Return number, total weight and covered weight of test cases by class, site and width."""
     checked, edges = options.checked, options.size_bins
     known = checked.parts
     if not known and not edges:
@@ -119,7 +119,7 @@ def _count_strata(
 
 
 def _sum_by_case(pool: Pool, splitting: Splits, quantile: FloatArray) -> FloatArray:
-    """Return how often each case is tested and covered, and its summed widths, (3, case)."""
+    """Return how often each case is tested, how often covered, and its total width, (3, case)."""
     distinct, row = np.unique(quantile, axis=0 if quantile.ndim > 1 else None, return_inverse=True)
     sums, tested = np.zeros((3, len(pool.index))), splitting.count_tests(row.ravel(), len(distinct))
     step = max(1, TABLE_NUMBERS // len(pool.index))
@@ -134,7 +134,7 @@ def _sum_by_case(pool: Pool, splitting: Splits, quantile: FloatArray) -> FloatAr
 def _group_coverage(
     pool: Pool, splitting: Splits, quantile: FloatArray, share: Fraction
 ) -> FloatArray:
-    """Return the fraction of test groups in which ``share`` of the cases are covered, (trial,)."""
+    """Return the fraction of test groups with at least ``share`` of the cases covered, (trial,)."""
     enough = [math.ceil(share * int(size)) for size in np.bincount(splitting.unit_of_case)]
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))
 
@@ -369,7 +369,7 @@ def _left_out(
 
 @dataclass(frozen=True)
 class _PoolResults:
-    """Results for each split of a pool of cases that share one fitted score."""
+    """Results of each random split, for a pool of cases that share one fitted score."""
 
     coverage: FloatArray
     case_coverage: FloatArray
@@ -463,7 +463,7 @@ def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArr
 
 
 def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
-    """Return two flags: any interval is unbounded; any is unbounded at both ends."""
+    """Return True if any interval is unbounded, and True if any is unbounded at both ends."""
     interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)
     return bool(interval.is_unbounded.any()), bool(both.any())

@@ -82,9 +82,9 @@ class _QuantileLaw:
         return pmf
 
     def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
-        """Return mean and sd, over splits, of a mean over the test cases.
+        """Return mean and SD, over random splits, of the mean of a value over the test cases.
 
-        ``first`` and ``second`` are sums of the values and of their squares, from :func:`_sums_at`.
+        ``first`` and ``second`` are sums of the value and of its square, from :func:`_sums_at`.
         """
         mean, variance = np.zeros((2, len(self.position)))
         N = self.n_calibration + self.n_test
@@ -100,7 +100,7 @@ class _QuantileLaw:
         return self.total(mean / self.n_test, variance / self.n_test**2)
 
     def total(self, mean: FloatArray, variance: FloatArray) -> MeanAndSD:
-        """Combine means and variances at each rank of the quantile into overall mean and sd."""
+        """Return the overall mean and SD, given mean and variance at each rank of the quantile."""
         p = self.probability
         if not np.isfinite(mean).all():
             return MeanAndSD(float("inf"), float("nan"))
@@ -117,7 +117,7 @@ class _QuantileLaw:
 
 
 def quantile_position(n_calibration: int, n_test: int, rank: int) -> _QuantileLaw:
-    """Return the distribution of the quantile's rank among all scores."""
+    """Return the distribution, over random splits, of the quantile's rank among all scores."""
     n, m, k = n_calibration, n_test, rank
     assert 1 <= k <= n
     j = np.arange(k, k + m + 1)
@@ -151,7 +151,7 @@ class _CoverageHistogram:
 
 
 def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _CoverageHistogram:
-    """Return the histogram of covered test cases over splits, with the exact probabilities."""
+    """Return the histogram of the number of covered test cases, with the expected counts."""
     from scipy.special import gammaincc
 
     trials = len(covered)
@@ -188,7 +188,7 @@ class StratumCoverage:
         name: Name of the class or site, or the range of widths.
         coverage: Covered fraction of the test cases within it.
         cases: Mean number of test cases within it.
-        splits: Number of splits with such test cases; None if evaluated exactly.
+        splits: Number of splits with such test cases; None for an exact evaluation.
         width: Mean interval width, for classes and sites.
         standard_error: Standard error of the coverage over groups, or over cases without groups;
             NaN if unknown.
@@ -398,7 +398,7 @@ class _Segment:
 def _add(sums: FloatArray, part: _Segment) -> None:
     """Add the widths and centre distances of a segment's cases to the sums.
 
-    For cases in which they are not linear in the quantile, split the quantiles in half.
+    For cases whose widths and distances are not linear in the quantile, bisect the range.
     """
     count = len(part.position)
     if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
@@ -412,7 +412,7 @@ def _add(sums: FloatArray, part: _Segment) -> None:
 
 
 def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
-    """Add the cases with widths and centre distances linear in the quantile; return their mask."""
+    """Add cases with width and centre distance linear in the quantile; return a mask of them."""
     q = part.quantiles
     ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
     offsets = [part.pool.offset(interval) for interval in ends]
@@ -465,7 +465,7 @@ def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _sums_at(
     values: FloatArray, before: NDArray[np.int64], upto: NDArray[np.int64], *, squared: bool = False
 ) -> FloatArray:
-    """Return sums of the values before each position, through it, and in total, (3, position)."""
+    """Return sums of the values before each position, up to it, and in total, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
     near = values[:, low:high]
     near = np.cumsum(near**2 if squared else near, axis=1)
@@ -498,9 +498,9 @@ def evaluate_exact(
 ) -> Evaluation:
     r"""Evaluate a score exactly over all splits.
 
-    In a split, the quantile is one of the scores of all cases. The distribution of its rank among
-    them is known. From this, the mean and standard deviation of coverage and width over all
-    :math:`\binom{N}{n}` splits are computed without simulation, ties and clipping included.
+    In every split, the quantile is one of the scores of all cases. The distribution of its rank
+    among all scores is known. From this, the mean and standard deviation of coverage and width
+    over all :math:`\binom{N}{n}` splits are computed without simulation, also with ties or clipping.
 
     Args:
         outputs: Task outputs as in :func:`taskuq.calibrate`, or a table.
@@ -592,7 +592,7 @@ def _exact_parts(
 def part_measures(
     checked: EvaluationInputs, inside: BoolArray, by_case: FloatArray
 ) -> tuple[float, float, float]:
-    """Return coverage, mean width and standard error of coverage of the cases in a mask."""
+    """Return coverage, mean width and standard error of coverage for the cases ``inside``."""
     # by_case: how often each case was tested and covered, and the sum of its widths.
     weight = checked.unit.weights(checked.unit_of_case) * inside
     tested, covered, width = np.where(inside, by_case, 0.0) * weight
@@ -610,7 +610,7 @@ def part_measures(
 
 
 def _expected_by_case(checked: EvaluationInputs, pool: Pool, alpha: float) -> FloatArray:
-    """Return rows of ones, coverage probabilities and mean widths of tested cases, (3, case)."""
+    """Return ones, and the coverage probability and mean width of each test case, (3, case)."""
     n, m, rank = pool.n_calibration, checked.n_test, coverage_rank(pool.n_calibration, alpha)
     if rank > n:
         width = pool.interval(math.inf).width

@@ -114,7 +114,7 @@ class Guarantee:
 
     @cached_property
     def _unit_per_quantile(self) -> Unit:
-        """Unit for one end of an interval, such that both ends together keep the guarantee."""
+        """Unit for the quantile of one end, such that both ends together have the guarantee."""
         fraction = self._unit.fraction
         if fraction is None or self.quantiles_per_interval == 1:
             return self._unit
@@ -130,7 +130,7 @@ class Guarantee:
 
     @property
     def kind(self) -> str | None:
-        """'stratum' or 'class' if the guarantee holds within each of them, else None."""
+        """'stratum' or 'class' if the guarantee holds within each stratum or class, else None."""
         return self.condition and self.condition.removeprefix("each ")
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,7 +173,6 @@ class Guarantee:
 
     @property
     def _strata_text(self) -> str:
-        """Phrase for use in sentences: 'of the 3 calibrated classes', or 'stratum'."""
         return f"of the {self.strata} calibrated classes" if self.kind == "class" else "stratum"
 
     @property
@@ -228,11 +227,11 @@ class Guarantee:
         return replace(self, caveat=f"{reason}: {WHOLE_RANGE}"), quantile
 
     def quantile(self, scores: FloatArray, group: np.ndarray | None) -> float:
-        """Return the conformal quantile of scores (case,), computed per end for side 'each'."""
+        """Return the conformal quantile of scores (case,), which for side 'each' are of one end."""
         return self._unit_per_quantile.quantile(scores, group, *self.levels)
 
     def allowed(self, units: int) -> float:
-        """Return the total weight of calibration scores that may exceed the quantile."""
+        """Return the largest allowed total weight of the calibration scores above the quantile."""
         return self._unit_per_quantile.allowed(units, *self.levels)
 
     @property
@@ -265,7 +264,7 @@ NAMED = 5
 def parse_condition_on(
     condition_on: str | None, unit: Unit, condition: str | None
 ) -> ConditionOn | None:
-    """Return 'case' or 'group'; None without groups or without strata and classes."""
+    """Return 'case' or 'group'; None without groups, or if there are neither strata nor classes."""
     if condition_on not in (None, "case", "group"):
         message = f"condition_on must be 'case' or 'group', got {condition_on!r}"
         raise InputError(message, code="choice.unknown")
@@ -286,7 +285,7 @@ def parse_condition_on(
 def parse_delta_scope(
     scope: str | None, delta: float | None, condition: str | None
 ) -> DeltaScope | None:
-    """Return 'each' or 'all'; None without delta or without strata and classes."""
+    """Return 'each' or 'all'; None without delta, or if there are neither strata nor classes."""
     if scope not in (None, "each", "all"):
         message = f"delta_scope must be 'each' or 'all', got {scope!r}"
         raise InputError(message, code="choice.unknown")
@@ -356,7 +355,7 @@ def _effective_groups(index: np.ndarray, sizes: np.ndarray) -> Fraction:
 def _quantile_given_stratum(
     scores: FloatArray, index: np.ndarray, sizes: np.ndarray, alpha: Level, delta: Level | None
 ) -> float:
-    """Return the score that a random case of the stratum exceeds with probability alpha."""
+    """Return the score that a random case of the stratum exceeds with probability <= alpha."""
     effective, level = _effective_groups(index, sizes), exact_alpha(alpha)
     if delta is None:
         allowed = level * (effective + 1) - 1

@@ -371,7 +371,6 @@ def _scaled_quantiles(
 
 
 def _times(factor: float, scale: float) -> float:
-    """Return the factor times the scale if the scale is positive, else the scale."""
     if factor == math.inf:
         return math.inf
     if factor == 1 or scale == math.inf or scale <= 0:
@@ -387,7 +386,7 @@ def _self_tuned_scores(
     index: NDArray[np.int64],
     ranges: Sequence[TaskRange],
 ) -> tuple[tuple[Score, ...], FloatArray, FloatArray]:
-    """Return fitted scores, and upper and lower bounds of score values if a unit is replaced."""
+    """Return fitted scores, and upper and lower score values (case, task) if a unit is replaced."""
     everyone = np.ones(len(targets), dtype=bool)
     scores: list[Score] = []
     largest, least = [], []

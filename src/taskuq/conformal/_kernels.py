@@ -108,7 +108,7 @@ def _masked_sum(chosen, values):  # type: ignore[no-untyped-def]  # compiled
 def run_trials(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, sizes, unit_of_case, entries, allowed, tested, features, results
 ):
-    """Write the quantile position and the sums of each trial; compiled form of ``run_splits``."""
+    """Write the results of all trials into ``results``; compiled form of ``run_splits``."""
     units, n_test, threshold = sizes
     entry_unit, entry_weight, ends_tie = entries
     test_unit, test_weight, covered = tested
@@ -134,7 +134,7 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def sum_table_rows(seed, trial_numbers, sizes, rows, tables, sums):  # type: ignore[no-untyped-def]  # compiled
-    """Sum row ``rows[t]`` of each table over the test units of trial t, into ``sums``."""
+    """Write the sums of ``tables[k, rows[t]]`` over the test units of trials t into ``sums``."""
     units, n_test, threshold = sizes
     words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
     chosen = np.empty(units)

@@ -94,7 +94,7 @@ class OnlineBound(BaseBound):
 
     @property
     def largest_deviation(self) -> float:
-        """Guaranteed upper limit for the distance of the miss rate over all audits from alpha."""
+        """Guaranteed largest difference between alpha and the miss rate over all audits."""
         if self.audits == 0:
             return 1.0
         bound = (max(self.alpha, 1 - self.alpha) + self.step_size) / (self.audits * self.step_size)
@@ -132,7 +132,7 @@ class OnlineBound(BaseBound):
         return interval[0] if single else interval
 
     def update(self, outputs: ArrayLike, target: float) -> OnlineBound:
-        """Return the bound after an audit of a random case with outputs (sample,) and a target."""
+        """Return the bound updated with the outputs (sample,) and the target of an audited case."""
         z = as_real_array(target, "target", ndim=(0,))
         require_in_range(z[None], self.task_range, "targets")
         missed = not bool(self(as_real_array(outputs, "outputs", ndim=(1,))).contains(float(z)))

@@ -88,9 +88,9 @@ def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> i
 
 
 def guaranteed_rank(units: int, alpha: float | Fraction, delta: float | Fraction | None) -> int:
-    """Return the rank of the quantile that guarantees coverage 1 - alpha.
+    """Return the rank of the calibration score that yields coverage of at least 1 - alpha.
 
-    Coverage holds on average over calibration sets or, with delta, in all but that fraction.
+    This holds on average over calibration sets or, with delta, for all but a fraction delta of them.
     """
     return coverage_rank(units, alpha) if delta is None else _pac_rank(units, alpha, delta)
 
@@ -283,7 +283,7 @@ class CoverageLaw:
         return np.asarray(np.exp(choose + betaln(k + j, n + 1 - k + m - j) - betaln(k, n + 1 - k)))
 
     def central(self, probability: float) -> tuple[float, float]:
-        """Return the central interval of the coverage with the given probability."""
+        """Return the central interval that contains the coverage with the given probability."""
         cdf = np.cumsum(self.pmf)
         tail = (1 - probability) / 2
         low = int(np.searchsorted(cdf, tail))

@@ -162,7 +162,7 @@ class Pool:
 
     @property
     def linear_width(self) -> tuple[FloatArray, FloatArray] | None:
-        """Intercept and slope of each width as a function of the quantile; None if not linear."""
+        """Intercept and slope of each width as a function of the quantile; None if nonlinear."""
         family = self.family
         if self.task_range is None and isinstance(family, LinearFamily) and self.moves_in_lines:
             return (family.high - family.low, 2 * family.scale) if family.side == "two" else None
@@ -181,7 +181,7 @@ class Pool:
 
     @cached_property
     def covered_from(self) -> FloatArray:
-        """For each case, the smallest quantile whose interval covers the target."""
+        """Smallest conformal quantile at which the interval contains the target, for each case."""
 
         def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
             interval = clipped(self.family.select(cases).interval(at), self.task_range)
@@ -320,14 +320,14 @@ class Splits:
         return self.folds(np.arange(self.trials))
 
     def count_tests(self, row: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-        """Count the tests of each unit over all trials t with the same ``row[t]``, (row, unit)."""
+        """Return how often each unit is tested in the trials t with ``row[t] == r``, (r, unit)."""
         counts = np.zeros((rows, self.units), np.int64)
         for t, k in enumerate(row):
             counts[k] += self.fold(t)
         return counts
 
     def of_cases(self, folds: NDArray[Any]) -> NDArray[Any]:
-        """Return the values of units (row, unit) for each of their cases, (row, case)."""
+        """Return values (row, unit) repeated for all cases of each unit, (row, case)."""
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
 
     def of_units(self, values: np.ndarray) -> np.ndarray:
@@ -345,7 +345,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class RankedScores:
-    """Sorted scores in which the quantile of each calibration set is looked up."""
+    """Sorted scores, among which the quantile of each calibration set is found."""
 
     scores: FloatArray
     unit: NDArray[np.int64]
@@ -372,7 +372,7 @@ def rank_for_guarantee(
     unit_of_case: NDArray[np.int64],
     covered_from: FloatArray | None = None,
 ) -> RankedScores:
-    """Return scores sorted for the quantile lookup of :func:`run_splits`."""
+    """Return sorted scores, from which :func:`run_splits` computes conformal quantiles."""
     entries = guarantee._unit_per_quantile.entries
     each, unit, weight = entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
@@ -399,7 +399,7 @@ class SplitResults:
 def run_splits(
     splitting: Splits, rankings: list[RankedScores], features: FloatArray
 ) -> SplitResults:
-    """Return the quantiles, and sums of features over test cases, in every split."""
+    """Return quantile positions, uncovered test weights and feature sums for every split."""
     R, T = len(rankings), splitting.trials
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
@@ -439,7 +439,7 @@ def run_splits(
 def sums_at_quantiles(
     splitting: Splits, quantiles: FloatArray, tables: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
-    """Return sums over test cases of values that depend on the quantile, (table, trial)."""
+    """Sum quantile-dependent values over the test cases of each trial, (table, trial)."""
     axis = 0 if quantiles.ndim > 1 else None
     distinct, row = np.unique(quantiles, axis=axis, return_inverse=True)
     row = row.ravel()
@@ -494,7 +494,7 @@ def _not_covered(
 
 
 def _from_top(weights: FloatArray) -> FloatArray:
-    """Return cumulative sums of the columns from last to first, and a column of zeros."""
+    """Return cumulative sums over the columns, from the last to the first, plus a zero column."""
     # Summed from the top, in the order of the compiled loop, for equal rounding.
     from_top = np.cumsum(weights[:, ::-1], axis=1)[:, ::-1]
     return np.concatenate([from_top, np.zeros((len(weights), 1))], axis=1)
@@ -503,7 +503,7 @@ def _from_top(weights: FloatArray) -> FloatArray:
 def _certified(
     splitting: Splits, ranking: RankedScores, bets: BettingEProcess
 ) -> tuple[NDArray[np.int64], FloatArray]:
-    """Return the positions of quantiles certified by an e-process, and uncovered test weights."""
+    """Return, for each split, the position of the certified quantile and the uncovered weight."""
     position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
     for block in _trial_blocks(splitting):
         folds = splitting.folds(block)

@@ -79,7 +79,7 @@ def quantile_of_mean_loss(
 
 
 def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction) -> FloatArray:
-    """Return, by group, the smallest score that at least ``share`` of its cases do not exceed."""
+    """Return the empirical quantile, at level ``share``, of the scores in each group, (group,)."""
     index, sizes = group_index(group)
     exact = Fraction(str(share))
     ordered = np.lexsort((scores, index))
@@ -89,7 +89,7 @@ def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction
 
 
 class Unit(ABC):
-    """Exchangeable unit of a guarantee, and the cases of a new unit that are covered."""
+    """Kind of exchangeable unit, with the cases of a new unit that the guarantee covers."""
 
     is_group: ClassVar[bool]
     # Cases of a new group that are covered, as the user gave them.
@@ -112,7 +112,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def part(self) -> str:
-        """Covered cases of a unit as a phrase, e.g. 'a random case'."""
+        """Phrase for the covered cases of a new unit, e.g. 'a random case'."""
 
     @property
     def covered(self) -> str:
@@ -156,13 +156,13 @@ class Unit(ABC):
         return worst, np.arange(len(worst)), np.ones(len(worst))
 
     def loss(self, missed: NDArray[np.int64], cases: NDArray[np.int64]) -> FloatArray:
-        """Return the loss of each unit, in [0, 1], from its numbers of missed and of all cases."""
+        """Return the loss of each unit, in [0, 1], given its number of misses and its size."""
         if self.fraction is None:
             return np.asarray(missed / cases)
         return np.asarray(cases - missed < self.enough(cases), dtype=float)
 
     def enough(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of cases to cover in each group; an empty array for one random case."""
+        """Return how many cases of each group must be covered; empty for one random case."""
         if self.fraction is None:
             return np.empty(0, dtype=np.int64)
         # Python's integers: sixteen decimals times a number of cases do not fit 64 bits.
@@ -172,7 +172,7 @@ class Unit(ABC):
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
-        """Return the total weight of calibration scores that may exceed the quantile."""
+        """Return the largest allowed total weight of the calibration scores above the quantile."""
 
     def bets(self, alpha: Level, delta: Level | None) -> BettingEProcess | None:
         """Return the e-process that certifies the losses; None if :meth:`allowed` suffices."""
@@ -194,7 +194,7 @@ class Unit(ABC):
 
 
 class _RankedUnit(Unit):
-    """Unit whose conformal quantile is an order statistic of one score per unit."""
+    """Base class of units that each have one score, so that the quantile is an order statistic."""
 
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         return float(units - guaranteed_rank(units, alpha, delta))
@@ -244,7 +244,7 @@ class RandomCaseUnit(Unit):
 class SiteUnit(RandomCaseUnit):
     """Exchangeable sites; the guarantee covers a random case of a random group of a new site.
 
-    The argument ``group`` holds ids from :func:`nested_ids`.
+    The argument ``group`` of the methods holds ids from :func:`nested_ids`.
     """
 
     counted: ClassVar[UnitName] = "site"
@@ -259,7 +259,7 @@ class SiteUnit(RandomCaseUnit):
         return unit_index(cases, group["site"])
 
     def weights(self, index: np.ndarray) -> FloatArray:
-        """Return the weight of each case, given its id; all sites have equal weight."""
+        """Return the weight of each case, given ids of site and group; all sites weigh the same."""
         return np.asarray(1 / nested_denominators(index))
 
     def quantile(self, scores: FloatArray, group: Groups, alpha: Level, delta: Delta) -> float:
@@ -277,7 +277,7 @@ def nested_ids(site: np.ndarray, group: np.ndarray | None) -> np.ndarray:
 
 
 def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
-    """Return for each case: number of groups in its site times number of cases in its group."""
+    """Return, for each case, the number of groups in its site times the size of its group."""
     pairs, case_pair, cases = np.unique(ids, return_inverse=True, return_counts=True)
     groups = np.bincount(unit_index(0, pairs["site"]))[unit_index(0, pairs["site"])]
     return np.asarray((groups * cases)[case_pair], dtype=np.int64)
@@ -285,7 +285,7 @@ def nested_denominators(ids: np.ndarray) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _GroupFractionUnit(_RankedUnit):
-    """Exchangeable groups; the guarantee covers a fraction of the cases of a new group."""
+    """Exchangeable groups; the guarantee covers at least a fraction of a new group's cases."""
 
     is_group: ClassVar[bool] = True
 
@@ -319,7 +319,7 @@ def as_unit(
     whole: bool = False,
     has_sites: bool = False,
 ) -> Unit:
-    """Return the unit with the given name; None means 'group' with groups and else 'case'."""
+    """Return the unit with the given name; None stands for 'group' with groups, else 'case'."""
     made = make_unit(unit or ("group" if has_groups else "case"), cases, whole=whole)
     if isinstance(made, SiteUnit):
         if not has_sites:
@@ -367,7 +367,7 @@ def _exact_fraction(cases: float | str) -> Fraction:
 
 
 def unit_index(cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
-    """Return the number (0, 1, ...) of the group of each case; without groups, of the case."""
+    """Return an index (0, 1, ...) of each case's group or, without groups, of the case itself."""
     return np.arange(cases) if group is None else group_index(group)[0]
 
 
@@ -385,7 +385,7 @@ def choose_units(
     seed: int | np.random.Generator | None,
     contents: Sequence[bytes],
 ) -> BoolArray:
-    """Return a case mask of ``take`` units chosen at random as in :func:`random_order`."""
+    """Return a mask (case,) of ``take`` random units, chosen as in :func:`random_order`."""
     as_generator(0 if seed is None else seed)
     cases: list[list[bytes]] = [[] for _ in range(int(index.max()) + 1)]
     for unit, content in zip(index.tolist(), contents, strict=True):

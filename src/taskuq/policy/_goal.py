@@ -201,7 +201,8 @@ def bisect_threshold(
 ) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray]:
     """Find, by bisection, an interval that contains the threshold from which a claim holds.
 
-    Return lower ends, upper ends, and masks of the claims true at every and at no threshold.
+    Return the lower ends, the upper ends, a mask of the claims that hold at every threshold, and
+    a mask of the claims that hold at no threshold.
     """
     low, high = np.full(shape, -1.0), np.full(shape, 1.0)
     for _ in range(BISECTIONS):

@@ -107,7 +107,7 @@ class PolicySpec:
 
     @property
     def base_score(self) -> Score:
-        """Score of the first task, before it is fitted."""
+        """Unfitted score of the first task."""
         return self.policy.make_score(self.for_task(0))
 
     def for_task(self, task: int) -> TaskSpec:
@@ -115,7 +115,7 @@ class PolicySpec:
 
     @property
     def tuning_fraction(self) -> float:
-        """Fraction of units held out to fit the policy; its score may hold out more units."""
+        """Fraction of units held out to fit the policy; the score may hold out more units."""
         own = {None: 0.0, "early": EARLY_FRACTION, "round": ROUND_FRACTION}[self.given]
         return max(self.policy.tuning_fraction(self), own)
 
@@ -177,7 +177,7 @@ PolicyName: TypeAlias = str | Mapping[str, Any] | PolicySpec
 
 
 def parse_policy(named: PolicyName, default: PolicySpec) -> PolicySpec:
-    """Return the specification of a policy name such as 'adaptive:mlwr', with other defaults."""
+    """Return the specification for a name such as 'adaptive:mlwr'; ``default`` sets the rest."""
     if isinstance(named, PolicySpec):
         return named
     if isinstance(named, str):
@@ -215,7 +215,7 @@ class PolicyKind(ABC):
 
     @abstractmethod
     def make_score(self, spec: TaskSpec) -> Score:
-        """Return the score of a task before it is fitted."""
+        """Return the unfitted score of a task."""
 
     @abstractmethod
     def make_rule(
@@ -387,7 +387,7 @@ class FixedWidthPolicy(PolicyKind):
 def window_distribution(
     score: Score, outputs: FloatArray, targets: FloatArray
 ) -> ResidualDistribution | None:
-    """Return the residual distribution for placing fixed-width intervals; None if centred."""
+    """Return the distribution that places fixed-width intervals; None if they are centred."""
     # Near the ends of a range the centre is rarely the best place; without a range it is.
     if not isinstance(score, LearnedScore) or score.side != "two" or score.link.is_identity:
         return None
@@ -398,7 +398,7 @@ def window_distribution(
 def _fit_shrinkage(
     spec: PolicySpec, rules: Rules, outputs: FloatArray, targets: FloatArray
 ) -> Rules:
-    """Fit ``narrowing`` to tuning cases: a largest risk for stops, and a scale of residuals."""
+    """Fit the field ``narrowing`` of rules: the largest risk of a stop, and a residual scale."""
     statistics = stopping_statistics(rules, outputs, targets)
     Lambda = stopping_score(statistics.lowest, statistics.largest, statistics.score)
     level = float(exact_alpha(spec.alpha)) * spec.budget

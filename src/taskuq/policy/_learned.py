@@ -113,7 +113,7 @@ class SelfTunedRules:
     targets: FloatArray
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> tuple[Rules, StoppingStatistics]:
-        """Return the rules for new cases, and bounds on the statistics of the calibration cases."""
+        """Return rules fitted to the kept cases, and bounds on their stopping statistics."""
         fits = [[cell.fit.fit(kept, index) for cell in row] for row in self.cells]
         rules = self._rules([[fit.score for fit in row] for row in fits])
         return rules, self._bracketed(rules, [[fit.corners for fit in row] for row in fits], kept)
@@ -121,13 +121,13 @@ class SelfTunedRules:
     def with_margin(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
     ) -> StoppingStatistics:
-        """Return bounds on the statistics if quantile levels are off by at most ``margin``."""
+        """Return bounds on the stopping statistics for quantile levels off by up to ``margin``."""
         corners = [[cell.fit.between(kept, index, margin) for cell in row] for row in self.cells]
         rules = self._rules([[some[0] for some in row] for row in corners])
         return self._bracketed(rules, corners, kept)
 
     def final(self, rules: Rules) -> StoppingStatistics:
-        """Return the statistics of all cases of the table under the given rules."""
+        """Return the stopping statistics of all cases of the table under the given rules."""
         rounds = [
             [
                 rule.examine_family(_family(rule.score, cell.summary), self.table.cases)
@@ -172,8 +172,8 @@ class SelfTunedRules:
     ) -> tuple[NDArray[np.int64], StoppingStatistics, StoppingStatistics]:
         """Fit rules to the units outside the test set.
 
-        Return the unit of each case outside the test set, bounds on the statistics of these cases,
-        and the statistics of all cases under the fitted rules.
+        Return the unit of each case outside the test set, bounds on the stopping statistics of
+        these cases, and the stopping statistics of all cases under the fitted rules.
         """
         kept = test[index] == 0
         units = (np.cumsum(test == 0) - 1)[index[kept]]
@@ -214,8 +214,6 @@ def _family(score: Score, summary: Any) -> LinearFamily:
 
 
 class _Bracket(NamedTuple):
-    """Bounds on the statistics of one task and round over a set of scores."""
-
     lowest: FloatArray
     largest: FloatArray
     surely: FloatArray
@@ -227,7 +225,7 @@ class _Bracket(NamedTuple):
 def _bracket(
     rule: StoppingRule, summary: Any, targets: FloatArray, corners: Sequence[Score]
 ) -> _Bracket:
-    """Return bounds over all scores whose parameters lie in the box spanned by ``corners``."""
+    """Return bounds over all scores with parameters between those of the scores ``corners``."""
     n, corner = len(targets), len(corners)
     families = [_family(one, summary) for one in corners]
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Calibration of a policy, and the choice among several."""
+"""Calibration of a policy, and the choice among candidates."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Setup:
 
     @property
     def sites(self) -> np.ndarray | None:
-        """Site and group of each case; None unless the unit is the site."""
+        """Ids of the site and group of each case; None unless sites are the units."""
         if not isinstance(self.unit, SiteUnit) or self.table.site is None:
             return None
         return nested_ids(self.table.site, self.table.group)
@@ -253,7 +253,7 @@ class Setup:
 def policy_condition(
     table: TaskOutputs, unit: Unit, label: Any, strata: Any
 ) -> tuple[str, np.ndarray] | None:
-    """Return 'class' or 'stratum' with the value of each case; None without a condition."""
+    """Return 'class' or 'stratum' with the class or stratum of each case; None without either."""
     given = {
         name: value for name, value in (("label", label), ("strata", strata)) if value is not None
     }
@@ -334,7 +334,7 @@ def _calibrate_policy(spec: PolicySpec, setup: Setup, rng: np.random.Generator |
 
 
 def case_thresholds(thresholds: FloatArray, within: np.ndarray | None) -> FloatArray:
-    """Return thresholds (round,) or, with strata, (round, case)."""
+    """Expand thresholds (round, stratum) to (round, case); thresholds (round,) stay unchanged."""
     if thresholds.ndim == 1 or within is None:
         return thresholds
     return np.asarray(thresholds[:, np.unique(within, return_inverse=True)[1]])
@@ -409,7 +409,7 @@ def _choose_policy(
 ) -> tuple[PolicySpec, BoolArray, dict[str, Any]]:
     """Return the specification with the largest mean acceleration on held-out units.
 
-    Also return a mask of the held-out cases and a record of the comparison.
+    Also return a mask of the held-out cases and the results of the comparison.
     """
     if isinstance(named, str | Mapping | PolicySpec) or not isinstance(named, Iterable):
         named = [named]

@@ -103,7 +103,7 @@ class Policy(Displayed):
         task_names: One name per task.
         round_names: Display names of the rounds, if any.
         certificate: Mean acceleration on the calibration set, and its certified lower bound.
-        provenance: Record of the calibration.
+        provenance: Origin and settings of the calibration.
         warning: Warning if no calibration scan stops early, or if each stops in the first round in
             which its interval can meet the goal; else None.
         monitor_reference: First-round statistics of the calibration units, by name, with which
@@ -147,7 +147,7 @@ class Policy(Displayed):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the policy, which every scan records in every round."""
+        """Hash of the policy, which is stored with every round of a scan."""
         return fingerprint(self.to_dict())
 
     @property

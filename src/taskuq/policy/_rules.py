@@ -36,7 +36,7 @@ class RoundStatistics:
 
     @property
     def is_risk(self) -> bool:
-        """True if the interval has a fixed width, so that it does not depend on the threshold."""
+        """True if the reported interval does not depend on the threshold."""
         return self.window_from == -np.inf
 
     def select(self, cases: NDArray[np.int64]) -> RoundStatistics:
@@ -46,7 +46,7 @@ class RoundStatistics:
         )  # fmt: skip
 
     def stops(self, threshold: float) -> np.ndarray:
-        """Return a mask of the cases that stop at a threshold, which must be below ``largest``."""
+        """Return a mask of the cases that stop, i.e. with ``lowest`` <= threshold < ``largest``."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
 
     def score(self, targets: FloatArray) -> FloatArray:
@@ -162,7 +162,7 @@ class ResidualDistribution:
 @final
 @dataclass(frozen=True)
 class WindowRule(StoppingRule):
-    """Rule for an interval of fixed width: stop when its risk of a miss is small."""
+    """Rule that reports an interval of fixed width, and stops if the risk of a miss is small."""
 
     name: ClassVar[str] = "window"
     is_bracketed: ClassVar[bool] = True
@@ -229,7 +229,7 @@ class WindowRule(StoppingRule):
 
 
 def window_place(score: Score, task_range: TaskRange) -> TaskRange:
-    """Return the range for intervals of fixed width: as declared, else that of the score's link."""
+    """Return the declared task range or, if there is none, the range of the score's link."""
     link = score.link if isinstance(score, MLWR | LearnedScore) else IDENTITY
     return (link.low, link.high) if task_range is None and not link.is_identity else task_range
 
@@ -258,7 +258,7 @@ def _most_probable_window(
 def goal_window(
     goal: Goal, center: FloatArray, link: Link, place: TaskRange
 ) -> tuple[Interval, FloatArray]:
-    """Return intervals that just meet the goal, and the distance of the nearer end from center."""
+    """Return intervals that just meet the goal, and how far the nearer ends are from ``center``."""
     if goal.side != "two":
         end, reach = goal.bound(center, link)
         is_upper = goal.side == "upper"
@@ -277,7 +277,7 @@ def goal_window(
 
 
 def _balanced(center: FloatArray, tau: float, link: Link) -> FloatArray:
-    """Return lower ends of intervals of width tau that are centred after applying the link."""
+    """Return lower ends of intervals of width tau whose images under the link are centred."""
     length = link.high - link.low
     a, w = tau / length, 1 / (1 + np.exp(-2 * np.clip(center, -300, 300)))
     b = a + 2 * w * (1 - a)
@@ -331,7 +331,7 @@ class StoppingStatistics:
         together: NDArray[np.int64] | None = None,
         largest: FloatArray | None = None,
     ) -> BoolArray:
-        """Return a mask of the cases or, if ``together`` is given, groups that may stop in a round.
+        """Return a mask of the cases (or groups, given ``together``) that may stop in each round.
 
         The mask is (round, case) or (round, group); ``thresholds`` are (round,) or (round, case).
         """
@@ -360,7 +360,7 @@ class StoppingStatistics:
         return self.group_thresholds(self.largest, index)
 
     def group_thresholds(self, largest: FloatArray, index: NDArray[np.int64]) -> FloatArray:
-        """Return the threshold (round, group) below which each group stops, from those of cases."""
+        """Return the thresholds (round, group) below which groups stop, from those of the cases."""
         is_risk = self.rounds[0][0].is_risk
         return np.stack([group_allowance(a, index, is_risk) for a in largest])
 
@@ -402,7 +402,7 @@ def joint_report(tasks: Sequence[RoundStatistics], threshold: ArrayLike) -> Inte
 
 
 def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool) -> FloatArray:
-    """Return the threshold below which each whole group stops, (group,)."""
+    """Return the threshold below which all cases of a group stop together, (group,)."""
     groups = int(index.max()) + 1
     if is_risk:
         sizes = np.bincount(index, minlength=groups)

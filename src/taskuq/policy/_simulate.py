@@ -96,7 +96,7 @@ class StoredScans:
         return costs(self.accelerations)
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the threshold from which each target is covered, (round, case)."""
+        """Return the smallest threshold at which each target is covered, (round, case)."""
         found = self.statistics.score.copy()
         for k, row in enumerate(thresholds):
             q = np.broadcast_to(row, found[k].shape)
@@ -472,7 +472,7 @@ def simulate_plans(
     unit: PolicyUnitName | None,
     errors: bool = True,
 ) -> list[Simulation]:
-    """Simulate policies; without ``errors``, their standard errors are NaN."""
+    """Simulate the policies ``plans``; if ``errors`` is False, all standard errors are NaN."""
     require_targets(table)
     setup = Setup(table, policy_unit(table, unit, "random"), None).read_as(None, None)
     return _simulate(setup, plans, splits, seed, 10, errors)

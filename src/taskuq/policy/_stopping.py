@@ -68,7 +68,7 @@ class Calibrator:
         return np.array([part.quantile() for part in parts])
 
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        """Return the smallest threshold at which the total loss is allowed or certified."""
+        """Return the smallest threshold at which the losses meet the guarantee."""
         levels, share = self.guarantee.levels, np.ones(self.units)
         units = float(self.units)
         if self.inside is not None:
@@ -87,7 +87,7 @@ class Calibrator:
         return search_threshold(thresholds, losses, allowed)
 
     def stopping_threshold(self, statistics: StoppingStatistics) -> FloatArray:
-        """Return the threshold that guarantees the intervals reported by stopped scans, (1,)."""
+        """Return a threshold, (1,), with guaranteed coverage by the intervals that scans report."""
         if self.unit.stops_together:
             return self._group_threshold(statistics)
         lowest, largest, score = statistics.lowest, statistics.largest, statistics.score
@@ -160,7 +160,6 @@ def majority_quantile(
     total = level * (units + 1)
 
     def smallest(lost: Fraction, kept: BoolArray) -> float:
-        """Return the smallest score at which the kept groups' loss is at most ``total - lost``."""
         if lost > total:
             return np.inf
         return quantile_of_mean_loss(scores[kept], sizes[index[kept]], total - lost)
@@ -196,7 +195,7 @@ def _group_losses(
     sure: FloatArray | None = None,
     sizes: NDArray[np.int64] | None = None,
 ) -> FloatArray:
-    """Return the largest loss of each group at or above each threshold, (group, threshold)."""
+    """Return each group's largest loss at a threshold or any larger one, (group, threshold)."""
     sure = allowance if sure is None else sure
     groups, step = allowance.shape[1], max(1, BLOCK // allowance.shape[1])
     counted = np.bincount(index, minlength=groups)[:, None]
@@ -240,7 +239,7 @@ def search_threshold(thresholds: FloatArray, losses: Losses, allowed: float) -> 
 
 
 def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: BettingEProcess) -> float:
-    """Return the smallest threshold that is certified with all larger ones; else infinity."""
+    """Return the smallest threshold that is certified along with all larger ones, or infinity."""
     totals = losses.sum(axis=0)
     # Losses with the same total are the same: each is tested once, where it begins.
     begins = np.flatnonzero(np.append(True, totals[1:] < totals[:-1]))
@@ -343,7 +342,7 @@ TuningCases: TypeAlias = tuple[StoppingStatistics, NDArray[np.int64]]
 def _stops_by_round(
     statistics: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> list[tuple[BoolArray, BoolArray]]:
-    """Return for each round two masks (step, case): stops, and stops with a miss.
+    """Return two masks (step, case) for each round: stopped cases, and missed cases among them.
 
     ``thresholds`` are (step, round).
     """
@@ -423,7 +422,7 @@ def _last_certified(
     alpha: float,
     delta: float,
 ) -> float:
-    """Return the last threshold in the grid before the first that some class does not certify."""
+    """Return the last threshold before the first one that is not certified in every class."""
     certify = _certified_groups if classes[0].unit.is_group else _certified_cases
     sums = [_by_unit(stops, one) for one in classes]
     passed = np.all([certify(early, missed, alpha, delta) for early, missed in sums], axis=0)
@@ -431,7 +430,7 @@ def _last_certified(
 
 
 def _by_unit(stops: tuple[BoolArray, BoolArray], calibrator: Calibrator) -> FloatArray:
-    """Sum the weights of stopped and of missed cases in each unit, (2, unit, threshold)."""
+    """Return the total weights of stopped and missed cases in each unit, (2, unit, threshold)."""
     index, weight = calibrator.index, calibrator.weights[:, None]
     sums = np.zeros((2, int(index.max()) + 1, len(stops[0])))
     for total, each in zip(sums, stops, strict=True):
@@ -448,9 +447,10 @@ def _round_grid(
     enough: float,
     classes: Sequence[BoolArray | None],
 ) -> FloatArray:
-    """Return the thresholds to test in a round, one per part in ``ROUND_PARTS``.
+    """Return the thresholds to test in a round, at most one for each p in ``ROUND_PARTS``.
 
-    For part p, it is the first at which at most p * alpha of the stopped tuning cases are missed.
+    This is the smallest candidate at which enough tuning cases stop in the round and at most a
+    fraction p * alpha of these cases is missed.
     """
     statistics, index = tuning
     k, weight = len(before), unit.weights(index) / (index.max() + 1)

@@ -20,8 +20,8 @@ class SyntheticTable:
         volumes: Number of groups, each with 18 to 28 cases.
         samples: Samples per case and round.
         accelerations: Acceleration of each round.
-        error: Standard deviation of the error of the outputs' logits in each round.
-        bias: Bias of the outputs' logits in each round, as a multiple of ``error``.
+        error: Standard deviation of the error in each round, on the logit scale.
+        bias: Bias of the outputs in each round, on the logit scale, as a multiple of ``error``.
     """
 
     volumes: int = 100
@@ -32,7 +32,7 @@ class SyntheticTable:
 
 
 def synthetic_outputs(scanner: SyntheticTable, *, seed: int | np.random.Generator) -> TaskOutputs:
-    """Generate a table with samples that are under-dispersed, biased and correlated in groups.
+    """Generate a table whose samples are under-dispersed, biased and correlated within groups.
 
     Args:
         scanner: Parameters of the table.

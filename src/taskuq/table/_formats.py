@@ -175,7 +175,7 @@ class _Rows:
         )  # fmt: skip
 
     def _entries(self, name: str, index: np.ndarray, count: int) -> np.ndarray | None:
-        """Return one value of a column per index; raise InputError if an index has two values."""
+        """Return the value of a column for each index; raise InputError if two rows disagree."""
         if name not in self:
             return None
         values = self.numbers(name) if name == "target" else self.ids(name)
@@ -188,7 +188,7 @@ class _Rows:
         return entries
 
     def _outputs(self, place: np.ndarray) -> tuple[np.ndarray, FloatArray]:
-        """Return the distinct entries of ``place`` (case and round) and their outputs by sample."""
+        """Return the distinct case-and-round indices in ``place``, and outputs (index, sample)."""
         if "sample" in self:
             return self._sampled_outputs(place)
         if len(np.unique(place)) != len(place):

@@ -67,7 +67,7 @@ def _write_parquet(
 def _read_batches(
     path: Path, columns: list[str], identity: str = "", optional: Sequence[str] = ()
 ) -> Iterator[Any]:
-    """Yield batches of rows; raise InputError for a damaged file or one of another table."""
+    """Yield batches of rows; raise InputError if the file is damaged or of another table."""
     schema = _read_schema(path)
     note = _read_note(path, schema)
     if identity and note.get("table", identity) != identity:
@@ -114,7 +114,7 @@ def _irregular(path: Path) -> InputError:
 
 
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
-    """Return the entry of taskuq in a file's metadata; empty for files of other programs."""
+    """Return taskuq's entry in the metadata of a file; empty for files of other programs."""
     text = (schema.metadata or {}).get(NOTE)
     if text is None:
         return {}
@@ -442,7 +442,7 @@ def image_marks(folder: Path) -> dict[str, str]:
 def _read_places(
     shards: Sequence[Path], header: TableHeader, ids: Sequence[str] = ()
 ) -> list[tuple[Any, np.ndarray, dict[str, Any]]]:
-    """For each shard, return the case and round of each row, and its stored ids by column."""
+    """Return, for each shard, the case and round of every row, and the columns of other ids."""
     places = []
     for shard in shards:
         rows, source = _read_columns(shard, PLACE, header.identity, ids), f"shard {shard.name}"
@@ -590,7 +590,7 @@ def read_shards(folder: Path) -> TaskOutputs:
 def _place_rows(
     header: TableHeader, shards: list[Path]
 ) -> tuple[Any, list[Places], np.ndarray, Sequence[dict[str, Any]]]:
-    """Return the names of all cases and the position of each row.
+    """Return the ids of all cases, and the case and round indices of the rows of each shard.
 
     Also return a mask of complete cases, and the groups, sites and labels of the rows.
     """

@@ -139,7 +139,7 @@ class TaskOutputs(Displayed):
             tasks, or a list or dictionary of ranges by task.
         task_ranges: Range of each task, computed from ``task_range``.
         round_names: Names of the rounds, e.g. '20 views'; by default their accelerations are shown.
-        provenance: Record of how the table was computed.
+        provenance: Description of how the table was computed.
         missing_cases: Ids of cases that a run did not finish, and that the arrays therefore omit.
         images_path: File with images of some of the cases.
         sampled_lines: Mask of the lines that adaptive sampling measured, (round, case, line).
@@ -319,7 +319,7 @@ class TaskOutputs(Displayed):
 
     @property
     def has_round_targets(self) -> bool:
-        """True if targets depend on the round, as those of image quality do."""
+        """True if targets depend on the round, as image quality does."""
         return self.targets.ndim == self.outputs.ndim - 1
 
     def round_index(self, acceleration: float | str) -> int:
@@ -568,7 +568,7 @@ DESCRIBED = tuple(signature(TaskOutputs).parameters)[2:]
 
 
 def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs:
-    """Return a table from a table, its path, a data frame, or arrays with other fields."""
+    """Return ``given`` as a table; it may be a table, a path, a data frame or arrays."""
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
         message = f"{what} has no argument {unknown[0]!r}; a table takes {', '.join(DESCRIBED)}"

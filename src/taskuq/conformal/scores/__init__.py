@@ -76,7 +76,7 @@ def score_name(score: Score) -> str:
 
 
 def score_to_dict(score: Any) -> dict[str, Any]:
-    """Return a registered score as its name and fields, any other score as its class name."""
+    """Return the name and fields of a registered score, or the class name of any other score."""
     name, fields = SCORES.find(type(score)), None
     if is_dataclass(score):
         stored = getattr(score, "STORED", {})

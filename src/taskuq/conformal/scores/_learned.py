@@ -78,7 +78,7 @@ def _fit_robust_ridge(features: FloatArray, response: FloatArray) -> _RobustRidg
 
 @dataclass(frozen=True)
 class _LocationScale:
-    """Regressions that predict location :math:`m` and divisor :math:`s_x` of a score."""
+    """Fitted regressions for the location and the divisor of :class:`LearnedScore`."""
 
     prior: SpreadPrior | None
     location: _RobustRidge
@@ -189,7 +189,7 @@ _UNFITTED = _LocationScale(None, _NOTHING, _NOTHING, (), ())
 
 
 def _standard(targets: FloatArray) -> tuple[float, float]:
-    """Return the median of the targets and the median of their distances from it."""
+    """Return the median and the median absolute deviation of the targets."""
     ordered = np.sort(targets)
     origin = float(ordered[len(ordered) // 2])
     distances = np.sort(np.abs(ordered - origin))

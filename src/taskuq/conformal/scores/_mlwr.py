@@ -29,7 +29,7 @@ SLACK = 1e-9
 
 
 class _UnitQuantile(NamedTuple):
-    """Quantile over units, and for each unit the bounds that hold if this unit is replaced."""
+    """Quantile ``value`` and, for each unit, bounds on it that hold if this unit is replaced."""
 
     value: float
     low: FloatArray
@@ -42,7 +42,7 @@ def unit_quantile(
     level: float = 0.5,
     order: NDArray[np.int64] | None = None,
 ) -> _UnitQuantile:
-    """Return a quantile with equal weight per unit, and bounds on it if one unit is replaced."""
+    """Return a quantile with equal weight per unit, and bounds on it if a unit is replaced."""
     order = np.argsort(values, kind="stable") if order is None else order
     ordered = np.append(np.asarray(values, dtype=float)[order], np.inf)
     unit = index[order]
@@ -70,7 +70,7 @@ def unit_quantile(
 
 
 def _value_at(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
-    """Return a quantile of values with equal weight per unit; infinite outside level (0, 1]."""
+    """Return a quantile with equal weight per unit; infinite for a level outside (0, 1]."""
     if not 0 < level <= 1:
         return -np.inf if level <= 0 else np.inf
     order = np.argsort(values, kind="stable")
@@ -117,7 +117,7 @@ class SpreadPrior:
 
 
 def _log_bias(degrees: float) -> float:
-    """Return the mean log sample variance of standard normal samples."""
+    """Return the expected log of a chi-squared variable divided by its degrees of freedom."""
     from scipy.special import digamma
 
     return float(digamma(degrees / 2) - np.log(degrees / 2))
@@ -181,7 +181,7 @@ CLASS_FLOOR = 0.4
 
 
 def _tail(units: int) -> float:
-    """Return t, where the shift is the midpoint between the quantiles at levels t and 1 - t."""
+    """Return the level t for which the shift is the midpoint of the quantiles at t and 1 - t."""
     return min(0.5, max(0.15, 3 / math.sqrt(units)))
 
 
@@ -217,7 +217,7 @@ class _Cases:
 
     @cached_property
     def learned(self) -> list[FloatArray]:
-        """Values whose medians over units are ``level``, ``typical`` and ``least`` of the prior."""
+        """Arrays whose medians over units are the prior's ``level``, ``typical`` and ``least``."""
         typical = self.read.deviation * math.exp(-_log_bias(self.read.samples - 1) / 2)
         level = typical * np.exp(-self.trend * self.covariate / 2)
         extra = [] if self.least is not None else [LEAST * np.abs(self.residuals)]
@@ -234,14 +234,14 @@ class _Cases:
         return SpreadPrior(centered, DEGREES, COVARIATES, typical, level, least)
 
     def scale(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
-        """Return the divisor :math:`u` of the residual of each kept case."""
+        """Return the divisor :math:`u` of :class:`MLWR` for the residual of each kept case."""
         if self.read.samples < 2 or prior is None:
             return np.ones(int(kept.sum()))
         spread = prior.moderated(self.read.deviation[kept], self.covariate[kept], self.read.samples)
         return np.asarray(spread + self.floor * prior.typical)
 
     def ratios(self, prior: SpreadPrior | None, kept: BoolArray) -> FloatArray:
-        """Return the residuals of kept cases divided by :math:`u`; 0 where the residual is 0."""
+        """Return the residuals of the kept cases divided by :meth:`scale`, (case,)."""
         r = self.residuals[kept]
         with np.errstate(divide="ignore", over="ignore"):
             return np.divide(r, self.scale(prior, kept), out=np.zeros_like(r), where=r != 0)
@@ -327,7 +327,7 @@ class MLWR(NestedIntervalScore):
     def leave_one_out(
         self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange
     ) -> _SelfTunedMLWR:
-        """Return a fit to the calibration units themselves, so that none is held out."""
+        """Return an object that fits this score to the calibration units, with none held out."""
         # Without a declared range there is no trend: a new unit could leave the observed one.
         link = natural_link(range_)
         cases = _Cases(read, targets, link, self.floor, range_)
@@ -363,15 +363,15 @@ class _SelfTunedMLWR:
     classes: NDArray[np.int64] | None = None
 
     def for_classes(self, classes: np.ndarray) -> _SelfTunedMLWR:
-        """Return the fit with one shift: the value nearest to 0 in the range of class shifts."""
+        """Return the fit whose shift is the value nearest to 0 in the range of the class shifts."""
         codes, floor = np.unique(classes, return_inverse=True)[1], CLASS_FLOOR * self.score.floor
         cases = replace(self.cases, floor=floor)
         return _SelfTunedMLWR(replace(self.score, floor=floor), cases, codes)
 
     def fit(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
-        """Return the fitted score and its extremes if any single unit is replaced.
+        """Return the fitted score, and scores with extreme parameters.
 
-        The extremes are scores at the corners of a box that holds the parameters of all such fits.
+        The parameters of every fit with one unit replaced lie between the extreme parameters.
         """
         cases, units = self.cases, int(index.max()) + 1
         priors: list[Any] = [None] * 5
@@ -511,7 +511,7 @@ def _among(
 def _shared_shift(
     ratios: Sequence[FloatArray], index: NDArray[np.int64], classes: NDArray[np.int64]
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the shift shared by all classes: the value nearest to 0 in the range of their shifts.
+    """Return one shift for all classes: the value nearest to 0 in the range of the class shifts.
 
     Also return, for each unit, bounds on this shift if the unit is replaced.
     """
@@ -550,7 +550,7 @@ def _agreement_range(
 
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:
-    """Return half the log of t (1 - t), where t is the position of the mean in the range."""
+    """Return log(t (1 - t)) / 2, where t in [0, 1] is the mean's position in the task range."""
     if link.is_identity:
         return np.zeros_like(mean)
     t = np.clip((mean - link.low) / (link.high - link.low), 0, 1)
