@@ -164,7 +164,7 @@ class RayOptions:
                 ray.shutdown()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Run cases on the cluster; replace dead workers and skip cases whose workers keep dying."""
+        """Run cases on the cluster; replace dead workers and skip cases whose workers often die."""
         ray = _extra("ray", "ray")
         actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_RayWorker)
         shared = ray.put(work)
