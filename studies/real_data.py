@@ -23,7 +23,7 @@ POLICIES = ("paper lwr", "paper cqr", "fixed-width spread")
 
 
 def lengths(runs: dict[str, Records]) -> str:
-    """Return a table of mean lengths of clipped intervals, for the adversarially trained task."""
+    """Return a table of mean clipped interval lengths, for the adversarially trained network."""
     lines = []
     for unit, table in UNITS.items():
         found = {(r["R"], r["score"]): r for r in rows(runs[NETWORKS[0]]["interval-length"], table)}
