@@ -123,7 +123,7 @@ def crepes_lwr(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
 
 
 class Column:
-    """Fitted model that predicts one column of its input."""
+    """Model whose prediction is one column of the features."""
 
     def __init__(self, column: int = 0) -> None:
         self.column = column
@@ -213,7 +213,7 @@ def lines_of(recipe: Recipe) -> int:
 
 
 def timed(recipe: Recipe, given: Cases) -> dict[str, float]:
-    """Return the CPU seconds of one split, and of the sample summaries that the recipe needs."""
+    """Return the CPU seconds of one split, and of the sample summaries that the library needs."""
     rng, times = np.random.default_rng(1), []
     x, n, begin = Cases(given.outputs, given.z), int(SPLIT * len(given.z)), time.perf_counter()
     while len(times) < FEWEST + 1 or time.perf_counter() - begin < SECONDS:
@@ -235,7 +235,7 @@ def quantile_of(recipe: Recipe, n: int, alpha: float) -> float:
 
 
 def ranks(recipe: Recipe) -> dict[str, Any]:
-    """Return the numbers of correct, too small and all quantiles, and the result for small n."""
+    """Count tested, correct and too small conformal quantiles; also test too small a sample."""
     right = narrow = asked = 0
     for alpha in ("0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"):
         for n in range(3, 204, 8):
@@ -254,7 +254,7 @@ def ranks(recipe: Recipe) -> dict[str, Any]:
 
 
 def mistakes(recipe: Recipe) -> dict[str, str]:
-    """Return the library's reaction to each mistake: an error, a warning, or neither."""
+    """Return the library's reaction to each kind of wrong input: error, warning or neither."""
     rng = np.random.default_rng(0)
     z = rng.random(60)
     outputs = z[:, None] + 0.1 * rng.standard_normal((60, 4))

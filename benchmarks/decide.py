@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _per_split(table: tq.TaskOutputs, spec: PolicySpec, unit: str) -> float:
-    """Return the CPU milliseconds per simulated split, fastest run, without standard errors."""
+    """Return the CPU time per simulated split in ms, without computing standard errors."""
 
     def seconds(trials: int) -> float:
         start = time.process_time()

@@ -29,7 +29,7 @@ DELTAS = (0.1, 0.05, 0.01)
 
 
 def ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the rank of each value (run, case) among itself and the earlier values of its run."""
+    """Return the rank of each value (run, case) among the values of its run so far."""
     found = np.empty(values.shape, dtype=np.int64)
     for run, row in enumerate(values):
         order = np.empty(0)
@@ -44,7 +44,7 @@ def ranks(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64]:
-    """Return the largest evidence reached up to each new case of each run, (run, case)."""
+    """Return the running maximum of the monitor's evidence at each new case, (run, case)."""
     rank = ranks(values)
     capital = np.zeros((len(values), BETS))
     found = np.empty((len(values), values.shape[1] - calibration))
@@ -56,7 +56,7 @@ def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64
 
 
 def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
-    """Return the mask of cases whose reported interval does not contain the target."""
+    """Return a mask, true for cases whose reported interval does not contain the target."""
     x, z = np.asarray(table.outputs), np.asarray(table.targets)
     lost, going = np.zeros(table.cases, dtype=bool), np.ones(table.cases, dtype=bool)
     for k in range(table.rounds):
@@ -68,7 +68,7 @@ def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
 
 
 def drift(streams: int = 201, units: int = 300, delta: float = 0.1) -> None:
-    """Print, for each change of image contrast, the coverage and the units until an alarm.
+    """Print coverage and the number of units until an alarm, for each change of image contrast.
 
     Every stream has its own calibration patients.
     """

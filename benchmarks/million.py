@@ -45,7 +45,7 @@ def table(*rows: tuple[str, ...]) -> None:
 
 
 def write_tables(folder: Path, cases: int) -> None:
-    """Write a table as .npz and as shards, and a bound calibrated on a tenth of its cases."""
+    """Write a table as .npz and as shards, and a bound calibrated on a tenth of the cases."""
     outputs, targets = synthetic(cases, 32)
     names = np.char.add("case-", np.arange(cases).astype(str))
     whole = TaskOutputs(

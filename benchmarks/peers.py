@@ -1,7 +1,7 @@
 """Comparison with other libraries: lines of code, CPU seconds, ranks, reactions to mistakes.
 
 python -m benchmarks peers                                         # prints the table
-python -m benchmarks.peers --into docs/results/performance.md      # puts it there
+python -m benchmarks.peers --into docs/results/performance.md      # puts it into this file
 
 Libraries are searched for in this environment and in those of the Pythons listed in TASKUQ_PEERS,
 separated by colons, because some conflict with taskuq. TASKUQ_AUTHORS is the path of a copy of the
@@ -42,7 +42,7 @@ def environments() -> list[str]:
 
 
 def ask(name: str, data: Path, pythons: list[str]) -> dict[str, Any]:
-    """Return the results of a library from the first environment that has it, or an error."""
+    """Return a library's results from the first environment where it is installed, or an error."""
     found: dict[str, Any] = {"missing": "no Python was given"}
     environment = dict(os.environ) | {"MPLBACKEND": "Agg", "PYTHONPATH": ""}
     if name == "taskuq":
@@ -77,7 +77,7 @@ def many_splits(outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
 
 
 def cell(name: str, found: dict[str, Any], row: str) -> str:
-    """Return the text of a library's cell in one row of the table."""
+    """Return a library's entry in one row of the table."""
     kind, _, score = row.partition(" ")
     of = found["scores"]
     if kind == "ms":

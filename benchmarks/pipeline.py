@@ -153,7 +153,7 @@ def on_ray(pause: float = 0.2, batches: int = 200) -> None:
 
 
 def scaling(pause: float = 1.0, each: int = 10) -> None:
-    """Measure the fraction of the ideal rate that the driver reaches with sleeping workers."""
+    """Plot the batch rate relative to the ideal rate for 1 to 64 sleeping workers."""
     from taskuq.report.figures import Figure, Series, draw_all
 
     counts, shares = (1, 2, 4, 8, 16, 32, 64), []

@@ -164,7 +164,7 @@ def start(flow: ConditionalFlow, generator: torch.Generator) -> None:
 def plain_outputs(
     flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor, z: Tensor
 ) -> Tensor:
-    """Return task outputs of samples drawn in chunks of 4; the condition is encoded per chunk."""
+    """Return the task outputs of samples; the condition is computed anew for each chunk of 4."""
     outputs = []
     shapes = flow.latent_shapes(SIZE, SIZE)
     sizes = [a * b * c for a, b, c in shapes]
@@ -300,7 +300,7 @@ def varnet() -> None:
 
 @torch.no_grad()
 def sampler() -> None:
-    """Time VarNet, sampler, ResNet-50 and interval together, for measurements on the GPU."""
+    """Time the chain from measurements on the GPU to intervals: VarNet, sampler and ResNet-50."""
     torch.manual_seed(0)
     net = build("sampler", preset="paper").cuda().eval()
     nn.init.normal_(net.out.weight, std=0.1)
@@ -328,7 +328,7 @@ def sampler() -> None:
 
 @dataclass(frozen=True)
 class Slices(Dataset[dict[str, Tensor]]):
-    """In-memory coil images with the mask of R = 8, indexed by (epoch, index)."""
+    """In-memory coil images, all with the mask of R = 8, indexed by (epoch, index)."""
 
     images: Tensor
     mask: Tensor

@@ -47,7 +47,7 @@ EVERY = 0.002
 
 @dataclass
 class Timed:
-    """Recovery or task that records the time of each call."""
+    """Wrapper of a recovery method or task that records the time of each call."""
 
     part: Callable[..., Any]
     seconds: list[float] = field(default_factory=list)
@@ -76,7 +76,7 @@ def serving(model: ServiceModel) -> Iterator[Service]:
 
 
 def networks() -> tuple[Any, Any]:
-    """Return the bundled recovery and task."""
+    """Return the bundled recovery method and task."""
     from taskuq.experiments._demo import _bundled_networks
 
     found = _bundled_networks()
@@ -171,19 +171,19 @@ def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
 
 
 def noisy(measurement: Any, *, samples: int, seed: int) -> Tensor:
-    """Return zero-filled images with noise, a recovery that takes almost no time."""
+    """Return noisy zero-filled images: a fast stand-in for a recovery method."""
     generator = torch.Generator().manual_seed(seed)
     picture: Tensor = measurement.preview
     return picture + 0.1 * torch.randn((samples, *picture.shape), generator=generator)
 
 
 def brightness(images: Tensor) -> Tensor:
-    """Return the mean brightness of the image centre, a task that takes almost no time."""
+    """Return a sigmoid of the mean intensity at the image centre: a fast stand-in for a task."""
     return torch.sigmoid(images[..., 8:24, 8:24].mean((-2, -1)) - 1)
 
 
 def small_scan(number: int, slices: int = 8, size: int = 32) -> _StoredScan:
-    """Return a small scan of pure noise."""
+    """Return a scan whose slices are small images of white noise."""
     generator = torch.Generator().manual_seed(number)
     noise = torch.randn(2, slices, 2, size, size, generator=generator)
     kspace = {k: fft2c(torch.complex(*noise[:, k])).numpy() for k in range(slices)}
@@ -192,7 +192,7 @@ def small_scan(number: int, slices: int = 8, size: int = 32) -> _StoredScan:
 
 
 def small_chain(folder: Path, size: int = 32) -> ServiceModel:
-    """Return policy, recovery and task for small scans."""
+    """Return a service model with policy, recovery method and task for small scans."""
     table = synthetic_outputs(SyntheticTable(volumes=5, samples=4), seed=0)
     policy = tq.plan(table, alpha=0.1, max_width=0.1, unit="case")
     masks = nested_masks(size, RATES, seed=0)

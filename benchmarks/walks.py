@@ -1,4 +1,4 @@
-"""Numbers of function calls and modules in five typical uses of the package.
+"""Number of function calls and modules in each of five typical uses of the package.
 
 python -m benchmarks.walks        # with -v, every function and its number of calls
 """
@@ -37,7 +37,7 @@ CASES, SAMPLES = 2188, 8
 
 
 def count(walk: Callable[[], Any]) -> Counter[tuple[str, str]]:
-    """Return the number of calls of each (file, function) in one use, after a warm-up."""
+    """Return how often ``walk`` calls each (file, function), after a warm-up."""
     walk()
     walk()
     calls: Counter[tuple[str, str]] = Counter()
@@ -55,10 +55,10 @@ def count(walk: Callable[[], Any]) -> Counter[tuple[str, str]]:
 
 
 class Scanner:
-    """Scanner whose measurements are numbers."""
+    """Scanner whose measurements are constant arrays."""
 
     def measure(self, round: int) -> Any:
-        """Return the same numbers in every round."""
+        """Return the same array in every round."""
         return np.ones(3)
 
 
@@ -71,7 +71,7 @@ def task(images: Any) -> Any:
 
 
 def walks(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the name and the function of each use."""
+    """Yield the name and the function of each typical use."""
     rng = np.random.default_rng(0)
     targets = rng.normal(size=CASES)
     outputs = targets[:, None] + rng.normal(size=(CASES, SAMPLES))

@@ -1,10 +1,10 @@
-"""Tables of docs/results/paper.md, from records of ``taskuq experiment all`` or ``taskuq demo``.
+"""Tables of docs/results/paper.md, from results of ``taskuq experiment all`` or ``taskuq demo``.
 
     python -m studies.paper RUN_DIR                                       # prints the tables
     python -m studies.paper RUN_DIR --into docs/results/paper.md --as atlas
 
 The second form replaces the blocks ``<!-- atlas lengths -->`` to ``<!-- end of atlas lengths -->``
-and writes every table of every record as CSV to the folder ``atlas`` next to the document.
+and writes the tables of all experiments as CSV files to the folder ``atlas`` next to the document.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CLAIMS = (
 
 
 def read_records(folder: Path) -> Records:
-    """Read the records of a run, or the CSV files that ``write_csv`` made of them."""
+    """Read experiment results, from the JSON files of a run or the CSV files of ``write_csv``."""
     if (folder / CLAIMS_FILE).exists():
         with (folder / CLAIMS_FILE).open(newline="") as file:
             records: Records = {row["name"]: {**row, "tables": []} for row in csv.DictReader(file)}
@@ -73,7 +73,7 @@ def _value(text: str) -> float | str | None:
 
 
 def write_csv(records: Records, folder: Path) -> None:
-    """Write the outcome of each claim and the tables of the records as CSV files."""
+    """Write the outcome of each claim and the tables of all experiments as CSV files."""
     folder.mkdir(parents=True, exist_ok=True)
     verdicts = [[name, verdict(record)] for name, record in records.items()]
     _write_rows(folder / CLAIMS_FILE, [["name", "verdict"], *verdicts])
@@ -90,7 +90,7 @@ def _write_rows(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 
 def rows(record: dict[str, Any], table: str) -> list[Row]:
-    """Return the rows of a named table as mappings from columns, or [] if it is missing."""
+    """Return the rows of a named table as dictionaries, or [] if there is no such table."""
     for one in record["tables"]:
         if one["name"] == table:
             return [dict(zip(one["columns"], row, strict=True)) for row in one["rows"]]
@@ -98,7 +98,7 @@ def rows(record: dict[str, Any], table: str) -> list[Row]:
 
 
 def verdict(record: dict[str, Any] | None) -> str:
-    """Return the outcome of a claim, e.g. supported, from its record."""
+    """Return the outcome of a claim, e.g. 'supported', from the result of an experiment."""
     return (record or {}).get("verdict") or NOT_TESTED
 
 
@@ -107,13 +107,13 @@ def shown(value: Any, digits: int = 3) -> str:
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Return a Markdown table with the given column heads and rows."""
     head, *body = (f"| {' | '.join(line)} |" for line in (columns, *lines))
     return "\n".join([head, "|---" * len(columns) + "|", *body])
 
 
 def claims(records: Records) -> str:
-    """Return a table of the claims of the paper and their outcomes."""
+    """Return a table of the paper's claims and the outcome of each."""
     lines = [
         [item, statement, f"`{experiment}`", verdict(records.get(experiment))]
         for item, statement, experiment in CLAIMS
@@ -122,7 +122,7 @@ def claims(records: Records) -> str:
 
 
 def _pivot(found: list[Row], along: str, value: str, by: str = "score") -> str:
-    """Return a table with a row per value of ``by`` and a column per value of ``along``."""
+    """Return a Markdown table: a row per value of ``by``, a column per value of ``along``."""
     heads = list(dict.fromkeys(row[along] for row in found))
     cells = {(row[by], row[along]): shown(row[value]) for row in found}
     names = dict.fromkeys(row[by] for row in found)
@@ -131,18 +131,18 @@ def _pivot(found: list[Row], along: str, value: str, by: str = "score") -> str:
 
 
 def lengths(records: Records) -> str:
-    """Return a table of mean lengths of clipped intervals at each R, for splits by group."""
+    """Return a table of mean lengths of clipped intervals by score and R, for splits by group."""
     return _pivot(rows(records["interval-length"], "by-group"), "R", "length")
 
 
 def sample_lengths(records: Records) -> str:
-    """Return a table of mean unclipped lengths by number of samples, for splits by case."""
+    """Return a table of the mean length of unclipped intervals by number of posterior samples."""
     found = rows(records["sample-count"], "by-case")
     return _pivot([{**r, "p": float(r["p"])} for r in found], "p", "unclipped length")
 
 
 def coverage(records: Records) -> str:
-    """Return a table of the mean coverage over random splits by case and by group."""
+    """Return a table of the mean coverage of each score, over splits by case and by group."""
     record = records["coverage-law"]
     by_group = {r["score"]: r["coverage"] for r in rows(record, "by-group")}
     lines = [
@@ -153,7 +153,7 @@ def coverage(records: Records) -> str:
 
 
 def protocol(records: Records) -> str:
-    """Return the table of the paper's multi-round protocol."""
+    """Return a table of mean R, coverage and error for the paper's multi-round protocol."""
     lines = [
         [r["score"], *(f"{shown(r[name])} ± {shown(r[sd])}" for name, sd in PROTOCOL.items())]
         for r in rows(records["paper-protocol"], "protocol")
@@ -170,7 +170,7 @@ POLICIES = ("paper lwr", "paper cqr", "fixed-width spread", "fixed-width learned
 
 
 def policies(records: Records) -> str:
-    """Return a table of mean acceleration and coverage of policies in splits by group."""
+    """Return a table of the mean acceleration and coverage of each policy, for splits by group."""
     goals: dict[tuple[float, float], Row] = {}
     for row in rows(records["multi-round"], "by-group"):
         goals.setdefault((row["alpha"], row["max width"]), {})[row["policy"]] = row
@@ -196,7 +196,7 @@ TABLES: dict[str, tuple[str | None, Callable[[Records], str]]] = {
 
 
 def tables(records: Records) -> dict[str, str]:
-    """Return all tables of the page, except those whose records are missing."""
+    """Return all tables of the page, except those of experiments without results."""
     return {
         name: make(records)
         for name, (experiment, make) in TABLES.items()
@@ -205,13 +205,13 @@ def tables(records: Records) -> dict[str, str]:
 
 
 def block(document: str, name: str) -> str | None:
-    """Return the named block of a document, or None."""
+    """Return the content of a named block of a document, or None if there is no such block."""
     _, found, rest = document.partition(f"<!-- {name} -->\n")
     return rest.partition(f"<!-- end of {name} -->")[0].strip("\n") if found else None
 
 
 def put(text: str, document: Path, name: str) -> None:
-    """Replace the named block of a document."""
+    """Replace the content of a named block of a document by ``text``."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, found, rest = document.read_text().partition(begin)
     if not found or end not in rest:
@@ -220,7 +220,7 @@ def put(text: str, document: Path, name: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the tables of a run, or put them into a document and write the CSV files."""
+    """Print the tables of a run, or write them into a document and as CSV files."""
     given = arguments or []
     if len(given) == 5 and given[1] == "--into" and given[3] == "--as":
         records, document = read_records(Path(given[0])), Path(given[2])

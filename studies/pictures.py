@@ -64,7 +64,7 @@ def first_screen(page: Path, path: Path) -> Path:
 
 
 def scan(run: Path, path: Path) -> Path:
-    """Plot mean image, sample outputs and reported interval of a scan in each round."""
+    """Plot the mean image, sample outputs and reported interval of a scan in each round."""
     folder, policy = read_folder(run), tq.load_policy(run / "policy.json")
     found, pictures = one_scan(policy, folder), folder.explorer
     if found is None or found.shown is None or pictures is None:

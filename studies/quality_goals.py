@@ -1,10 +1,10 @@
-"""Stopping at a level of image quality: taskuq's policies and the authors' second paper.
+"""Stopping at a level of image quality: taskuq's policies and the rule of a second paper.
 
     python -m studies.quality_goals FOLDER [docs/results/quality-goals.csv]
 
 FOLDER holds ``quality_*.npz``, tables with a target for each round. The levels are the medians of
-the targets at R = 8. The authors' second paper calibrates a one-sided bound for each round; its
-rule stops in the first round whose bound reaches the level.
+the targets at R = 8. The second paper, by the authors of the first, calibrates a one-sided bound
+for each round; its rule stops in the first round whose bound reaches the level.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Tables of docs/results/real-data.md, from the records of its runs.
+"""Tables of docs/results/real-data.md, from the results of two runs of all experiments.
 
     python -m studies.real_data RUNS                                   # prints them
     python -m studies.real_data RUNS --into docs/results/real-data.md
 
 RUNS has one folder of ``taskuq experiment all`` for each task network: lgg-adversarial and
-lgg-plain. The second form replaces the named blocks of the document and writes every table of the
-records as CSV to the folders of the same names next to it.
+lgg-plain. The second form replaces the named blocks of the document and writes all tables as CSV
+files to folders with these two names next to the document.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLICIES = ("paper lwr", "paper cqr", "fixed-width spread")
 
 
 def lengths(runs: dict[str, Records]) -> str:
-    """Return a table of the first network's mean lengths of intervals clipped to the task range."""
+    """Return a table of mean clipped interval lengths, for the adversarially trained network."""
     lines = []
     for unit, table in UNITS.items():
         found = {(r["R"], r["score"]): r for r in rows(runs[NETWORKS[0]]["interval-length"], table)}
@@ -34,7 +34,7 @@ def lengths(runs: dict[str, Records]) -> str:
 
 
 def samples(runs: dict[str, Records]) -> str:
-    """Return a table of mean unclipped interval lengths, from many samples and from few."""
+    """Return a table of mean unclipped interval lengths for the most and the fewest samples."""
     lines = []
     for network, records in runs.items():
         table = rows(records["sample-count"], UNITS["slice"])
@@ -46,7 +46,7 @@ def samples(runs: dict[str, Records]) -> str:
 
 
 def scans(runs: dict[str, Records]) -> str:
-    """Return a table of mean acceleration and coverage, for goals at which any scan stops early."""
+    """Return a table of mean acceleration and coverage for each goal that lets scans stop early."""
     lines = []
     for network, records in runs.items():
         for unit, table in UNITS.items():

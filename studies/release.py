@@ -98,7 +98,7 @@ def build(out: Path) -> str:
 
 
 def build_twice(out: Path) -> str:
-    """Build again from a copy in another folder, and compare the bytes."""
+    """Build wheel and sdist again from a clone; exit if any byte differs from the first build."""
     with tempfile.TemporaryDirectory() as scratch:
         copy, again = Path(scratch) / "copy", Path(scratch) / "again"
         run("git", "clone", "-q", str(ROOT), str(copy))
@@ -111,7 +111,7 @@ def build_twice(out: Path) -> str:
 
 
 def bill_of_materials(packages: list[list[str]]) -> dict[str, object]:
-    """Return packages (name, version, licence) as CycloneDX 1.5."""
+    """Return a CycloneDX 1.5 bill of materials for packages, given as [name, version, licence]."""
     components: list[dict[str, object]] = [
         {
             "type": "library", "name": name, "version": number, "bom-ref": f"{name}@{number}",

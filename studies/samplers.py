@@ -2,8 +2,8 @@
 
     python -m studies.samplers [QUALITY.json TABLE] [--into docs/results/samplers.md]
 
-QUALITY.json is a record of ``taskuq quality``, TABLE a table of posterior samples; the defaults are
-those that the package bundles for the atlas.
+QUALITY.json is written by ``taskuq quality``, TABLE holds task outputs of posterior samples; the
+defaults are the bundled files of the atlas.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def quality(record: Path = BUNDLED) -> str:
 
 
 def spread(record: Path = BUNDLED) -> str:
-    """Return a table that compares sample spread with error, for methods that draw samples."""
+    """Return a table of the ratio of sample spread to error, for each method that draws samples."""
     found = [r for r in json.loads(record.read_text())["results"] if "spread_error_ratio" in r]
     lines = [
         [f"{r['acceleration']:g}", r["method"], shown(r["spread_error_ratio"], 2),
@@ -46,7 +46,7 @@ def spread(record: Path = BUNDLED) -> str:
 
 
 def calibration(table: tq.TaskOutputs | None = None) -> str:
-    """Return a table of task-output diagnostics at each acceleration, over all cases."""
+    """Return a table of CRPS, bias and other diagnostics of the task outputs in each round."""
     diagnosis = tq.diagnose(tq.TaskOutputs.load("atlas-sampler") if table is None else table)
     lines = [
         [one.round or "–", *(f"{e.value:.3g} ± {e.se:.1g}" for e in

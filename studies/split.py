@@ -1,4 +1,4 @@
-"""Split real data by group into a file for training networks and one for calibration and test.
+"""Split real data by group into a file for training networks and one for calibration and testing.
 
     python -m studies.split lgg SOURCE.npz FOLDER
     python -m studies.split luna SOURCE.npz FOLDER [--size 128]

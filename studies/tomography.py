@@ -87,7 +87,7 @@ def table_of(config, quality, simple, drawn, trials):
 
 
 def rules_of(drawn, trials):
-    """Return a table of acceleration and coverage of stopping rules in splits by scan."""
+    """Return a table of mean acceleration and coverage of stopping rules over splits by scan."""
     columns = ["rule", "guarantee", *(f"R̄ (coverage), width {width}" for width in WIDTHS)]
     rows = []
     for name, rule in RULES.items():

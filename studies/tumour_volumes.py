@@ -57,7 +57,7 @@ class AreaReader:
 
     @staticmethod
     def seen(images: Any) -> Any:
-        """Return the number of pixels above each level in each filtered image, (image, feature)."""
+        """Return the pixel counts above each threshold in each filtered image, (image, feature)."""
         images = np.asarray(images, dtype=np.float64)
         found = []
         for size in (3, 7):

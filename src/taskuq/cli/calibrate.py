@@ -353,7 +353,7 @@ def _worst(result: Evaluation, kind: str) -> str:
 
 
 def _ratio(result: Evaluation) -> str:
-    """Format the ratio of the mean width to that with one quantile for both interval ends."""
+    """Format the mean width divided by the mean width with one quantile for both interval ends."""
     width, by_one = result.width.mean, getattr(result.width_single_quantile, "mean", math.nan)
     return f"{width / by_one:.3f}" if math.isfinite(width) and 0 < by_one < math.inf else "-"
 

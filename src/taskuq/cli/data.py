@@ -268,7 +268,7 @@ def masks(
 def _show_masks(
     masks: BoolArray, rates: Sequence[float], figure: Path, output: Path, lines: str | None = None
 ) -> None:
-    """Plot masks; print the number of lines per mask and, unless learned, in its centre."""
+    """Plot masks; print how many lines each mask has and, if not learned, its central width."""
     from taskuq.report.figures import draw_all
     from taskuq.report.figures._imaging import masks_figure
 

@@ -463,7 +463,7 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
 
 
 def mask_box(mask: NDArray[np.bool_]) -> tuple[slice, slice] | None:
-    """Return rows and columns of the smallest box around a mask, or None if it is empty."""
+    """Return the rows and columns of the smallest box around a mask; None for an empty mask."""
     if not mask.any():
         return None
     down, across = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))

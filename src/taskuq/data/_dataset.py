@@ -242,7 +242,7 @@ def useful_workers(processes: int, cases: int) -> int:
 
 
 def _name(source: Dataset) -> str:
-    """Return the name of the shared file; all processes of a training run compute the same one."""
+    """Return the name of the shared file, equal in all processes of a training run."""
     keys = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
     job = [os.environ.get(key, "") for key in keys]
     chosen = np.unique(np.linspace(0, len(source) - 1, 3).astype(int)) if len(source) else ()
@@ -333,7 +333,7 @@ class Split:
                 raise InputError(text, code="table.duplicate")
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
-        """Return the cases of each part; raise InputError for groups that are not in the split."""
+        """Return the cases of the three sets; raise InputError if ``dataset`` has other groups."""
         return _subset(dataset, self.train), _subset(dataset, self.tune), self.judged(dataset)
 
     def judged(self, dataset: Dataset) -> Subset:
@@ -372,7 +372,7 @@ class LabelledSubset:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Settings of [split]: groups for training and tuning, the rest for calibration and testing."""
+    """Settings of [split]: fractions of groups for training and tuning, and the seed."""
 
     path: Path | None = None  #: JSON file of the split, written once and then reused.
     train: Unit = 0.6  #: Fraction of groups for training.
@@ -380,7 +380,7 @@ class SplitConfig:
     seed: Seed = 0  #: Seed of the split.
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
-        """Return the split, stored at ``path``; raise InputError if another is stored there."""
+        """Return the split and store it in ``path``; refuse a ``path`` with a different split."""
         new = split_groups(groups, self.train, self.tune, seed=self.seed)
         if self.path is None or not (is_stored or self.path.exists()):
             return new
@@ -416,7 +416,7 @@ def split_groups(
 
 
 def save_split(split: Split, path: Path | str) -> Path:
-    """Store a split; raise InputError if the file holds a different one."""
+    """Store a split; raise InputError if the file holds a different split."""
     path = Path(path)
     if path.exists():
         stored = load_split(path)
@@ -429,7 +429,7 @@ def save_split(split: Split, path: Path | str) -> Path:
 
 
 def load_split(path: Path | str) -> Split:
-    """Read a split written by :func:`save_split`; raise InputError if its parts overlap."""
+    """Read a split written by :func:`save_split`; raise InputError if its sets overlap."""
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):

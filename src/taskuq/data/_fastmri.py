@@ -161,7 +161,7 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[dict[str, _StoredSlices], dict[str, str], str]:
-    """Return cached slices and unreadable volumes, and the reason if raw files are needed."""
+    """Return cached slices, unreadable volumes and, if raw files must be read, the reason."""
     if cache is None:
         return {}, {}, "no cache is named"
     prepared, missing = {}, {}
@@ -273,7 +273,7 @@ def _survey(
     strict: bool = False,
     thorough: bool = False,
 ) -> list[_VolumeSurvey]:
-    """Inspect every .h5 file of a folder, sorted by path, and give the reason if it is skipped."""
+    """Inspect every .h5 file of a folder, sorted by path; note why a file is skipped."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
         raise InputError(f"{folder} has no .h5 file; use a folder of volumes", code="file.missing")

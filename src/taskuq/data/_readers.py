@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def simulate_coil_dataset(
     dataset: Dataset, coils: int, *, seed: int | np.random.Generator
 ) -> Subset:
-    """Return a data set of simulated coil images of magnitude images."""
+    """Return the data set with simulated coil images in place of magnitude images."""
     return transform_dataset(dataset, _CoilSimulation(coils, as_seed(seed)))
 
 
@@ -161,7 +161,7 @@ def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
 
 
 def open_all(reader: DataConfig) -> Dataset:
-    """Open all test cases without splitting them; for fastMRI, those of the validation folder."""
+    """Open all test cases, unsplit; for fastMRI, these are the cases of the validation folder."""
     return _in_memory(_with_coils(reader.open_test(), reader), reader)
 
 

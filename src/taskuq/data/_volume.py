@@ -291,7 +291,7 @@ class FastMRIPreprocessing:
 
     @property
     def key(self) -> str:
-        """Digest of the configuration, which names the cache folder of its prepared slices."""
+        """Digest of these settings: the name of the cache folder of slices prepared with them."""
         # Which slices and volumes are used does not change how one is prepared.
         kept = ("size", "coils", "compression", "first_acceleration")
         settings = {name: asdict(self)[name] for name in kept}
@@ -322,7 +322,7 @@ class FastMRIPreprocessing:
         return None
 
     def crop_note(self, volume: Volume) -> str | None:
-        """Return a note if the crop differs from the size of the scanner's images, or None."""
+        """Return a note if the crop size differs from the scanner's image size, otherwise None."""
         if volume.recon_size is None or volume.recon_size == (self.size, self.size):
             return None
         rows, columns = volume.recon_size

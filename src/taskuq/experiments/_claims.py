@@ -173,7 +173,7 @@ class Experiment:
 def make_inputs(
     samples: TaskOutputs | None, point: TaskOutputs | None = None, **others: Any
 ) -> ClaimInputs:
-    """Return the inputs of experiments, with one-task tables reduced to common cases."""
+    """Return the inputs of experiments; two tables are restricted to the cases they share."""
     for table in (samples, point):
         if table is not None and not table.has_targets:
             raise InputError("a table has no targets; fill them in", code="targets.missing")
@@ -186,7 +186,7 @@ def make_inputs(
 
 
 def units(inputs: ClaimInputs) -> tuple[Unit, ...]:
-    """Return the units for splits: cases and, if the table has groups, groups."""
+    """Return the units of random splits: cases and, if the table has groups, also groups."""
     return (CaseUnit(),) if inputs.lacks(("groups",)) else (CaseUnit(), RandomCaseUnit())
 
 
@@ -362,14 +362,14 @@ class FindingWriter:
     rows_are: str = "quantity"
 
     def find(self, unit: Unit, compared: Mapping[str, Any], parts: Mapping[str, bool]) -> None:
-        """Add results of splits by a unit; ``parts`` is True for supported parts of the claim."""
+        """Add results of splits by case or group, and True for each supported part of the claim."""
         by = f"by {unit.counted}"
         self.parts[by] = dict(parts)
         for what, value in compared.items():
             self.compared.setdefault(what, {})[by] = value
 
     def lack(self, unit: Unit, reason: str) -> None:
-        """Record why splits by a unit allow no comparison."""
+        """Record the reason why splits by case (or by group) allow no comparison."""
         self.reasons.append(f"by {unit.counted}, {reason}")
 
     def record(

@@ -1,4 +1,4 @@
-"""Rehearsal of the commands of the fastMRI how-to page, with a few steps each."""
+"""Rehearsal of the commands on the fastMRI how-to page, with a few training steps each."""
 
 from __future__ import annotations
 

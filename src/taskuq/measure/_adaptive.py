@@ -37,13 +37,13 @@ class LineCovariance(ABC):
     def _line_variance(self) -> FloatArray: ...
 
     def left(self, lines: Sequence[int]) -> float:
-        """Return the variance that remains when the lines are measured, averaged over cases."""
+        """Return the objective's variance given the lines, averaged over cases."""
         return float(self._given(lines).variance().mean())
 
     def greedy(
         self, count: int, measured: BoolArray, known: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Return lines chosen in turn for the largest variance reduction, and these reductions."""
+        """Choose lines one by one to reduce the variance most; return lines and reductions."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             text = f"count is {count}, and {free.sum()} lines are left"
@@ -116,7 +116,7 @@ def _variance(precision: FloatArray, aims: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _ScalarCovariance(LineCovariance):
-    """Covariance of one real value per line and sample; each line's Gram matrix has rank 1."""
+    """Line covariance with one real value per line and sample: Gram matrices have rank 1."""
 
     values: FloatArray  # (case, line, sample)
     outputs: FloatArray  # (case, sample, task)
@@ -242,7 +242,7 @@ def _require_samples(samples: int, objective: Aim) -> None:
 
 
 def _leave_one_out(values: Tensor, held: Tensor, z: Tensor) -> Tensor:
-    """Project samples on directions of the others; 0 unless correlated positively with ``z``."""
+    """Return leave-one-out projections of samples, or zeros if not positively correlated with z."""
     scale = len(z) / (len(z) - 1)
     own = held.abs().square().sum(2)
     others = values - scale * own[..., None] * z
@@ -382,7 +382,7 @@ class AdaptiveLines:
         return chosen
 
     def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
-        """Return the next round's lines without samples: those of its mask, then any others."""
+        """Return the mask of lines up to and including the next round, chosen without samples."""
         chosen, count = np.array(lines, dtype=bool), int(self.masks[round + 1].sum())
         for more in (self.masks[round + 1] & ~chosen, ~chosen):
             chosen[np.flatnonzero(more & ~chosen)[: max(0, count - int(chosen.sum()))]] = True

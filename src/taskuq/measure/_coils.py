@@ -130,7 +130,7 @@ def _ring_sensitivities(
 def random_sensitivities(
     cases: int, coils: int, height: int, width: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw the sensitivities (case, coil, height, width) of one random ring of loops per case."""
+    """Draw coil sensitivities (case, coil, height, width), for a random ring of loops per case."""
     device = generator.device
 
     def between(low: float, high: float, *shape: int) -> Tensor:
@@ -155,7 +155,7 @@ def smooth_phase(height: int, width: int, *, rng: np.random.Generator) -> Tensor
 
 
 def random_phases(cases: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Draw smooth phase factors (case, height, width); phases have standard deviations below 2."""
+    """Draw smooth phase factors (case, height, width); phases have a standard deviation below 2."""
     device = generator.device
     knots = per_case_random(torch.randn, (cases, _KNOTS, _KNOTS), generator, device=device)
     strength = 2 * per_case_random(torch.rand, (cases, 1, 1), generator, device=device)
@@ -165,7 +165,7 @@ def random_phases(cases: int, height: int, width: int, generator: torch.Generato
 
 
 def simulate_coils(image: Tensor, sensitivities: Tensor, phase: Tensor | None = None) -> Tensor:
-    """Return the complex coil images of a magnitude image; their RSS is the image."""
+    """Return complex coil images whose root sum of squares is the given magnitude image."""
     signal = image if phase is None else image * phase
     return signal.unsqueeze(-3) * sensitivities
 

@@ -50,14 +50,14 @@ def image_seed(image: Tensor, seed: int) -> int:
 
 
 def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw complex white noise shaped like images; real and imaginary parts have variance 1."""
+    """Draw complex white noise shaped like images, with real and imaginary parts of variance 1."""
     shape, dtype = (*images.shape, 2), images.real.dtype
     pairs = per_case_random(torch.randn, shape, generator, device=images.device, dtype=dtype)
     return torch.view_as_complex(pairs)
 
 
 def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
-    """Return a mask of columns on the device of ``like``, in a shape that broadcasts to it."""
+    """Return a mask of columns on the device of ``like``, reshaped to broadcast to ``like``."""
     tensor = torch.as_tensor(mask, device=like.device).bool()
     if 1 < tensor.ndim < like.ndim:
         batch, width = tensor.shape[:-1], tensor.shape[-1]
@@ -121,7 +121,7 @@ def central_lines(mask: Tensor) -> Tensor:
 
 
 def data_consistency_1d(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
-    """Replace measured k-space columns of images ``x`` by those of the zero-filled ``measured``."""
+    """Replace the measured k-space columns of images ``x`` by those of zero-filled ``measured``."""
     missing = torch.fft.ifftshift(~mask, dim=-1)
     unmeasured: Tensor = torch.fft.ifft(torch.fft.fft(x) * missing)
     return unmeasured + measured

@@ -87,7 +87,7 @@ def mask_fingerprint(masks: BoolArray) -> str:
 
 
 def masks_to_text(masks: BoolArray) -> dict[str, Any]:
-    """Return the number of lines, and each mask as hexadecimal bits, for provenance."""
+    """Return the number of lines and each mask as a hexadecimal string, for provenance."""
     return {"lines": masks.shape[1], "bits": [np.packbits(m).tobytes().hex() for m in masks]}
 
 
@@ -174,7 +174,7 @@ def gro_mask(
 
 
 def acs_widths(width: int, accelerations: Sequence[float], lines: Sequence[int]) -> list[int]:
-    """Return the number of central lines of each round, interpolated in log R from the paper's."""
+    """Return the number of central lines of each round: the paper's, interpolated in log R."""
     rates = np.log2([*_RATES, 1])
     scaled = np.interp(np.log2(accelerations), rates[::-1], [40, *_CENTERS[::-1]]) * width / _SIZE
     # The first round: 9 of 20 lines; no other has more.

@@ -117,7 +117,7 @@ class MultiCoilMRI:
         object.__setattr__(self, "masks", masks)
 
     def mask(self, acceleration: float) -> BoolArray:
-        """Return the columns measured at one acceleration; all of them at R = 1."""
+        """Return a mask of the columns measured at one acceleration; all columns at R = 1."""
         everything = np.ones((1, self.masks.shape[1]), dtype=bool)
         rounds = np.concatenate([self.masks, everything])
         return np.asarray(rounds[round_at(acceleration, [*self.accelerations, 1])])
@@ -131,18 +131,18 @@ class MultiCoilMRI:
         return int(self.masks.shape[1])
 
     def initial_lines(self, n: int) -> BoolArray:
-        """Return the n columns at the centre of k-space."""
+        """Return a mask of the n columns at the centre of k-space."""
         return center_lines(self.n_lines, n)
 
     def add_random_lines(
         self, lines: BoolArray, n: int, seed: int | np.random.Generator
     ) -> BoolArray:
-        """Add n random columns, more likely near the centre."""
+        """Add n random columns to a mask, with higher probability near the centre."""
         rng = np.random.default_rng(seed)
         return with_random_lines(lines, int(lines.sum()) + n, "inverse-distance", rng)
 
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> MRIMeasurement:
-        """Measure the columns of coil images selected by a boolean mask (width,)."""
+        """Measure the k-space columns that a boolean mask (width,) selects."""
         if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
             given, need = tuple(image.shape), f"(coil, height, {self.n_lines})"
             raise InputError(f"the image is {given}; pass {need}", code="shape.mismatch")
@@ -156,7 +156,7 @@ class MultiCoilMRI:
         return MRIMeasurement(ifft2c(torch.where(mask, kspace, 0)), mask, float(acceleration))
 
     def line_values(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
-        """Return k-space columns of samples; sensitivities are estimated from the central lines."""
+        """Return the k-space columns of samples; coil sensitivities come from the central lines."""
         measured = measurement.mask.cpu().numpy()
         centre = center_lines(len(measured), max(1, acs_width(measured)))
         kept = torch.as_tensor(centre & measured, device=images.device)
@@ -190,7 +190,7 @@ class SimulatedMRIScanner:
 def combine_columns(
     pieces: Sequence[Columns], shape: tuple[int, ...], accelerations: Sequence[float]
 ) -> MRIMeasurement:
-    """Join the columns of all rounds into a measurement; its images equal those of ``ifft2c``."""
+    """Join the columns of all rounds into a measurement, zero-filled where not measured."""
     mask = torch.zeros(shape[-1], dtype=torch.bool)
     kspace = torch.zeros(shape, dtype=torch.complex64)
     for piece in pieces:
@@ -206,7 +206,7 @@ def combine_columns(
 
 
 def added_columns(masks: BoolArray) -> list[NDArray[np.intp]]:
-    """Return the columns that each round adds, then those that no round measures."""
+    """Return the column indices that each round adds, then those that no round measures."""
     everything = np.ones((1, masks.shape[1]), dtype=bool)
     until = np.concatenate([~everything, masks, everything])
     return [np.flatnonzero(now & ~before) for before, now in pairwise(until)]

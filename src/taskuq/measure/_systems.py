@@ -18,21 +18,21 @@ class MeasureConfig(Protocol):
 
     @property
     def accelerations(self) -> tuple[float, ...]:
-        """R of the rounds, decreasing."""
+        """Acceleration R of each round, in decreasing order."""
 
     @property
     def round_names(self) -> tuple[str, ...] | None:
-        """Display names of the rounds; None to display R."""
+        """Names that reports use for the rounds; None to show R instead."""
 
     @property
     def terminology(self) -> Terminology:
-        """Display names of cases, groups, images and measurements."""
+        """Names that reports use for cases, groups, images and measurements."""
 
     def masks(self, width: int) -> BoolArray:
-        """Return the lines or views of each round for images of a given width, (round, line)."""
+        """Return masks (round, line) of the measured lines or views, for a given image width."""
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
-        """Return the imaging system for images of a given width and noise standard deviation."""
+        """Return the imaging system for a given image width and standard deviation of the noise."""
 
 
 SYSTEMS: Registry[type[MeasureConfig]] = Registry(

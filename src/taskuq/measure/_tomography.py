@@ -100,7 +100,7 @@ def _as_tensor(matrix: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _footprints(radon: Radon) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the bins onto which each pixel projects, and its share in each, (view, pixel, bin)."""
+    """Return the detector bins that each pixel projects onto, and weights, (view, pixel, bin)."""
     axis = np.arange(radon.size) - (radon.size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     theta = np.array(radon.angles)[:, None]
@@ -267,7 +267,7 @@ def _view_weights(mask: Tensor, angles: Sequence[float]) -> Tensor:
 
 
 def landweber_update(images: Tensor, sinograms: SinogramBatch, *, steps: int = STEPS) -> Tensor:
-    """Take preconditioned Landweber steps towards the measured views."""
+    """Return images after preconditioned Landweber steps towards agreement with ``sinograms``."""
     radon, lead = sinograms.radon, (1,) * (images.ndim - 3)
     mask = sinograms.mask.to(images.dtype)
     count = mask.sum(1)
@@ -325,7 +325,7 @@ OPERATORS: Registry[Callable[[int, tuple[float, ...]], Callable[[Tensor], Tensor
 
 
 def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np.int64]]:
-    """Return nested, sorted sets of views, each spread evenly over the half turn."""
+    """Return nested, sorted sets of view indices, each spread evenly over 180°."""
     counts = [round(views / R) for R in accelerations]
     if not counts or counts[0] < 1 or counts[-1] > views or counts != sorted(set(counts)):
         given = f"accelerations {list(accelerations)} take {counts} of {views} views"
@@ -357,7 +357,7 @@ class PhotonNoise:
         return -size / self.attenuation * torch.log(counts.clamp_min(1) / self.photons)
 
     def variance(self, projections: Tensor, size: int) -> Tensor:
-        """Return the first-order variance of measured line integrals; 0 without noise."""
+        """Return the variance of measured line integrals to first order; 0 without noise."""
         if not self.photons:
             return torch.zeros_like(projections)
         return (size / self.attenuation) ** 2 / self.rate(projections, size).clamp_min(1)
@@ -381,7 +381,7 @@ class ParallelBeamCT:
         require_seed(self.counts.photons, self.seed)
 
     def __call__(self, image: Tensor, acceleration: float) -> Sinogram:
-        """Measure the views of images (..., size, size) that belong to an acceleration."""
+        """Project images (..., size, size) at the views that are measured at an acceleration."""
         lines = np.isin(np.arange(self.views), self.views_at(acceleration))
         return self.measure_lines(image, acceleration, lines)
 
@@ -390,13 +390,13 @@ class ParallelBeamCT:
         return self.views
 
     def initial_lines(self, n: int) -> BoolArray:
-        """Return n views, evenly spaced over the half turn."""
+        """Return a mask of n views, evenly spaced over 180°."""
         return np.isin(np.arange(self.views), np.arange(n) * self.views // n)
 
     def add_random_lines(
         self, lines: BoolArray, n: int, seed: int | np.random.Generator
     ) -> BoolArray:
-        """Add n random views, with a preference for wide gaps between measured views."""
+        """Add n random views to a mask, preferably in wide gaps between measured views."""
         rng, mask = np.random.default_rng(seed), lines.copy()
         for _ in range(n):
             at = np.flatnonzero(mask)
@@ -407,7 +407,7 @@ class ParallelBeamCT:
         return mask
 
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
-        """Measure the views of images (..., size, size) selected by a boolean mask (view,)."""
+        """Project images (..., size, size) at the views that a boolean mask (view,) selects."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
             given = f"the image has shape {tuple(image.shape)} and type {image.dtype}"
             text = f"{given}; pass real (..., {self.size}, {self.size})"

@@ -164,7 +164,7 @@ class RayOptions:
                 ray.shutdown()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Run cases on the cluster, replace dead workers, and skip cases after repeated deaths."""
+        """Run cases on the cluster; replace dead workers and skip cases whose workers often die."""
         ray = _extra("ray", "ray")
         actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_RayWorker)
         shared = ray.put(work)
@@ -288,7 +288,7 @@ class SlurmOptions:
         return nullcontext()
 
     def run(self, work: WorkItems, todo: list[int], progress: Progress) -> None:
-        """Wait for the jobs of an earlier run, then submit an array of jobs and wait for it."""
+        """Wait for the jobs of an earlier run, then submit a job array and wait for its jobs."""
         name, began = _job_name(work.folder), time.monotonic()
         states = _states(f"--name={name}", {}) if self.cluster == "slurm" else {}
         if not ENDED.issuperset(states.values()):

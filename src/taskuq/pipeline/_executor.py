@@ -91,7 +91,7 @@ class Executor:
         return self.fingerprints.get(name, "") or declared_fingerprint(getattr(self, name))
 
     def name(self, name: str) -> str:
-        """Return the fingerprint of 'recover' or 'task', or the name of its class."""
+        """Return the fingerprint of 'recover' or 'task' or, without one, the name of the class."""
         return self.fingerprints.get(name, "") or component_name(getattr(self, name))
 
     def sample(self, measurement: Any, case: str, acceleration: float, samples: int) -> Any:
@@ -108,7 +108,7 @@ class Executor:
     def sample_batch(
         self, measurements: list[Any], cases: Sequence[str], acceleration: float, samples: int
     ) -> Any:
-        """Return samples (case * sample, ...) of a batch, padded by repeating its last case."""
+        """Return the posterior samples of a batch of cases, (case * sample, ...)."""
         if len(measurements) == 1:
             return self.sample(measurements[0], cases[0], acceleration, samples)
         assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
@@ -190,7 +190,7 @@ def _memory(images: Any) -> tuple[Any, ...] | None:
 
 
 def reference_image(image: Any) -> Any:
-    """Return the input image of the task: the magnitude, with coils combined."""
+    """Return the magnitude of a complex image, coils combined; return a real image unchanged."""
     if not (image.is_complex() if is_tensor(image) else np.iscomplexobj(image)):
         return image
     magnitude = abs(image)
@@ -215,7 +215,7 @@ class RoundBatch:
 
 @dataclass(frozen=True)
 class CaseExecutor:
-    """Executor of measurement, recovery and task of whole cases, round by round."""
+    """Executor that measures cases, reconstructs them in every round and runs the task."""
 
     measure: Measure
     executor: Executor
@@ -268,7 +268,7 @@ class CaseExecutor:
     def _quality(
         self, batch: RoundBatch, truth: list[Any], names: Sequence[str]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the quality of each mean image relative to its samples and to the true image."""
+        """Compare the mean of each case's samples with the samples and with the true image."""
         R, each = batch.acceleration, len(batch.images) // self.size
         self._require_shape(batch, truth[0])
         if each < 2:

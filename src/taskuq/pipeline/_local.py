@@ -411,7 +411,7 @@ def _mismatch(folder: Path, name: str, reason: str) -> str:
 
 
 def _agree(now: FloatArray, then: FloatArray, others: FloatArray) -> bool:
-    """Return True if values agree within rounding errors, scaled by all values of the case."""
+    """Return True if ``now`` equals ``then`` within rounding errors on the scale of all values."""
     every = np.concatenate([then.ravel(), others.ravel()])
     tolerance = SPREAD * np.ptp(every) + ROUNDING * np.abs(every).max()
     return bool((np.abs(now - then) <= tolerance).all())

@@ -224,7 +224,7 @@ class Pipeline:
                 on other engines; a resumed run keeps its number. Tables computed with equal
                 threads and batches are bit-identical.
             keep_images: Cases whose images are stored for the report: their names, or a number of
-                cases spread over the targets, chosen before any recovery.
+                cases spread over the targets, chosen before any reconstruction.
             terminology: Display names of cases, groups and rounds in the report.
             overwrite: Delete the table in the folder first.
             progress: Show a progress bar.

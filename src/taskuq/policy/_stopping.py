@@ -251,8 +251,8 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 def guarantee_at_stop(goal: Goal | Goals, guarantee: str) -> str:
     what = guarantee.removeprefix("Guaranteed: ")
     return (
-        f"Guaranteed when the scan stops: {what} A scan stops early only if the reported interval "
-        f"meets the goal ({goal.statement}); a fully sampled scan yields the target itself."
+        f"Guaranteed when the scan stops: {what} A scan stops early only if its "
+        f"interval meets the goal ({goal.statement}); a full scan yields the target itself."
     )
 
 

@@ -85,7 +85,7 @@ class VarNetEstimate(NamedTuple):
         return to_channels(images * self._unit()[:, None])
 
     def error(self, truth: Tensor) -> Tensor:
-        """Return the scaled error of the combined image in channels (case, 2, height, width)."""
+        """Return the scaled error of the image as real channels (case, 2, height, width)."""
         error = _combine(self.maps, truth) - self.image
         return to_channels((error * self._unit())[:, None])
 
@@ -292,7 +292,7 @@ def estimate_weights(folder: Path) -> Path:
 
 
 def load_estimator(weights: Path, named: Path | None, kind: type[N]) -> N:
-    """Load a sampler's point-estimate network; ``named`` overrides the file in the model card."""
+    """Load a sampler's point-estimate network; ``named`` overrides the path in the model card."""
     with complete_record(weights, "network with a model card"):
         card = read_toml(weights.with_suffix(".toml")).get("estimate") or {}
         if isinstance(card, dict):  # of a sampler, whose training holds it
@@ -345,7 +345,7 @@ def by_network(
     *,
     multiple: int = 1,
 ) -> list[Tensor]:
-    """Run the network of each case in padded batches; return values in the order of cases."""
+    """Apply each case's network in padded batches; return the estimates in the order of cases."""
     of_case = np.array(networks)
     order, parts = [], []
     for index in np.unique(of_case):

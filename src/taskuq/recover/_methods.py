@@ -158,7 +158,7 @@ def open_recovery(
 
 @dataclass(frozen=True)
 class Ensemble(BatchRecovery):
-    r"""Ensemble in which member :math:`j \bmod n` draws sample :math:`j` from its own seed."""
+    r"""Ensemble of :math:`n` members; member :math:`j \bmod n` draws sample :math:`j`."""
 
     members: tuple[Recover, ...]
 

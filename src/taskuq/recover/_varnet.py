@@ -159,7 +159,7 @@ class _SensitivityModel(nn.Module):
         self.norm_unet = NormUnet(width, pools)
 
     def forward(self, kspace: Tensor, count: Tensor) -> Tensor:
-        """Return maps (case, coil, height, width) from k-space and ``count`` central lines."""
+        """Return sensitivities (case, coil, height, width) from the ``count`` central lines."""
         window = sensitivity_window(count, kspace.shape[-1])
         images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
         maps: Tensor = self.norm_unet(images.flatten(0, 1)).view(images.shape)
@@ -173,7 +173,7 @@ class VarNetBlock(nn.Module):
         self.dc_weight = nn.Parameter(torch.ones(1))
 
     def forward(self, refined: Tensor, measured: Tensor, lines: Tensor, maps: Tensor) -> Tensor:
-        """Update row-wise Fourier transforms of coil images; ``lines`` is 1 where measured."""
+        """Update ``refined``, row-wise transforms of coil images; ``lines`` is 1 where measured."""
         combined = (torch.fft.ifft(refined) * maps.conj()).sum(1)
         correction: Tensor = torch.fft.fft(self.model(combined)[:, None] * maps)
         consistent = refined - self.dc_weight * lines * (refined - measured)

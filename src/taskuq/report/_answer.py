@@ -119,7 +119,7 @@ _LOW_AUROC = 0.6
 
 
 def answer_of(contents: Contents) -> _Answer:
-    """Return the first screen, with a note if the run is unfinished or the task uninformative."""
+    """Return a report's first screen, which mentions missing cases and an uninformative task."""
     answer, table = _answer(contents), contents.folder.table
     if table is None:
         return answer
@@ -186,7 +186,7 @@ def _first_sentence(text: object) -> str:
 
 
 def _baseline(contents: Contents, best: Record | None) -> Record | None:
-    """Return the result of the paper's rule with the highest acceleration, or None."""
+    """Return the result of the baseline policy 'paper' with the highest acceleration, or None."""
     for rows in contents.simulations.values():
         if best is not None and best["policy"] != "paper" and any(row is best for row in rows):
             paper = [r for r in rows if r["policy"] == "paper" and r["samples"] == best["samples"]]
@@ -213,7 +213,7 @@ def _worst(contents: Contents, rows: Sequence[Record]) -> Iterator[_Worst]:
 
 
 def _the_simulation(contents: Contents) -> Record | None:
-    """Return the simulation of the run's policy or, without one, the only guaranteed result."""
+    """Return the simulation result of the run's policy, or the only one with a guarantee."""
     if contents.policy is not None:
         return contents.simulated
     unit = contents.folder.run.get("unit")
@@ -238,19 +238,19 @@ def _deviation(value: float, of: float) -> str:
 
 
 def _slack(best: Record, share: float = 1.0) -> float:
-    """Return the sampling margin of coverage that is measured on a fraction of the scans."""
+    """Return the margin of error of coverage that is measured on a given share of the scans."""
     error = number(best["standard_errors"]["coverage"])
     return 0.0 if math.isnan(error) else CHANCE * error / share
 
 
 def _is_worse_early(best: Record) -> bool:
-    """Return True if coverage of scans that stop early is below 1 - alpha beyond chance."""
+    """Return True if the coverage of scans that stop early is significantly below 1 - alpha."""
     slack = _slack(best, number(best["early"]))
     return number(best["coverage_early"]) + slack < 1 - number(best["alpha"])
 
 
 def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
-    """Return sentence, numbers and footnote for a policy under which no scan stopped early."""
+    """Return a sentence, numbers and a footnote on a policy that stopped no scan early."""
     words = contents.words
     units = words.many("case" if best["unit"] == "case" else "group")
     target = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
@@ -328,7 +328,7 @@ def _of_simulation(
 
 
 def _evaluated(contents: Contents) -> list[tuple[Record, Record]]:
-    """Return (result, record) pairs of the evaluations with the error rate of the policy."""
+    """Return all evaluation results at the policy's error rate, as pairs (result, record)."""
     return [
         (row, record)
         for record in contents.evaluations.values()
@@ -398,7 +398,7 @@ def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
 
 
 def _of_parts(worst: Sequence[_Worst]) -> _Verdict:
-    """Compare the measured coverage within each class and site with 1 - alpha."""
+    """Compare the lowest measured coverage of any class or site with 1 - alpha."""
     low, target = min(worst, key=lambda one: one.coverage), 1 - worst[0].alpha
     kinds = " and ".join(f"each {one.kind}" for one in worst)
     error = "" if math.isnan(low.error) else f" ± {low.error:.2g}"

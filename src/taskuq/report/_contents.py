@@ -220,7 +220,7 @@ def build_contents(folder: RunFolder) -> Contents:
 
 
 class _Shown(NamedTuple):
-    """Figures, tables and experiment made from one record."""
+    """Figures, tables and experiment of one JSON result."""
 
     name: str
     schema: str
@@ -376,7 +376,7 @@ def _max_width(folder: RunFolder, policy: Record | None) -> float | None:
 def _simulated(
     policy: Policy, folder: RunFolder, simulations: Mapping[str, list[Record]]
 ) -> Record | None:
-    """Return the policy's result in the simulation with its settings and the most splits."""
+    """Return the simulation result that has the policy's settings and the most splits, or None."""
     guarantee, options = policy.guarantee, POLICIES[policy.kind].options
     by_score, by_statistic = "score" in options, "statistic" in options
     alike = {
@@ -423,7 +423,7 @@ def _guarantees(
 
 
 def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
-    """Return sentences with the caveats of the guarantee of a policy or bound."""
+    """Return the caveats of a policy's or bound's guarantee as sentences."""
     short = stored.guarantee.caveat
     if isinstance(stored, Policy):
         if short is None and np.isposinf(stored.thresholds).any():
@@ -476,7 +476,7 @@ def _unit(name: Any) -> Unit | None:
 
 
 def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None) -> Record | None:
-    """Return a record of calibration sizes for the stored or else the given alpha, or None."""
+    """Return a record of calibration sizes for the stored alpha (else the given one), or None."""
     stored = folder.of(records.PLAN_SIZE)
     alpha = stored[0].record.get("alpha") if stored else alpha
     delta = stored[0].record.get("delta", 0.05) if stored else 0.05
@@ -637,7 +637,7 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[_CaseReport]) -> 
 
 
 def task_table(reports: Sequence[_CaseReport]) -> Table | None:
-    """Return widths and misses of the policy's intervals by task; None for a single task."""
+    """Return a table of the policy's interval widths and misses by task; None for one task."""
     tasks: dict[str, list[_CaseReport]] = {}
     for report in reports:
         if report.is_stopped:
@@ -659,7 +659,7 @@ def task_table(reports: Sequence[_CaseReport]) -> Table | None:
 
 
 def _stopping(reports: list[_CaseReport], tasks: Sequence[str]) -> dict[str, object]:
-    """Return one group's table cells on early stops, acceleration, interval width and misses."""
+    """Return early stops, mean acceleration, interval widths and misses of one group, by column."""
     early = _early(reports)
     # The tasks of a case stop together, so that one of them counts scans.
     scans = [r for r in reports if r.task == tasks[0]]

@@ -298,7 +298,7 @@ def _packed(array: np.ndarray) -> str:
 
 
 def _learning_cases(score: Score, explorer: Explorer, alpha: float, unit: str) -> np.ndarray:
-    """Return a mask of the calibration cases to which a score is fitted, for all tasks."""
+    """Return a mask of the calibration cases to which a score is fitted, the same for each task."""
     whom, targets = make_unit(unit), explorer.calibration_targets
     index = whom.index(len(targets), explorer.calibration_group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
@@ -368,7 +368,7 @@ def _steady(
     explorer: Explorer,
     range_: TaskRange,
 ) -> dict[str, Any]:
-    """Return interval parameters of a self-tuned score for each unit, overall and by class."""
+    """Return interval parameters of a self-tuned score by unit (case or group) and by class."""
     group, label = explorer.calibration_group, explorer.calibration_label
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.summarise(of_round) for of_round in x], [score.summarise(r) for r in shown]
@@ -392,7 +392,6 @@ def _steady(
 
 
 def _corners(corners: Iterable[Sequence[Any]], reads: list[Any]) -> dict[str, Any]:
-    """Return scales and shifts of all fits in ``corners`` (fit, round), without duplicates."""
     scales: list[str] = []
     shifts = []
     for scores in corners:
@@ -412,7 +411,7 @@ def _pack(rounds: list[FloatArray]) -> str:
 
 
 def _windows(plan: PolicySpec, places: list[TaskRange], explorer: Explorer) -> dict[str, Any]:
-    """Return the range of intervals and the weight of each round, under a fixed-width plan."""
+    """Return the range of fixed-width intervals and the weight R**round_tolerance of each round."""
     return {
         "places": [None if place is None else [_word(v) for v in place] for place in places],
         "weights": [float(R**plan.round_tolerance) for R in explorer.accelerations],

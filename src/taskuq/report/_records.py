@@ -115,7 +115,7 @@ def _require_table(table: Any) -> None:
 
 
 def number(value: Any) -> float:
-    """Return a number of a record; null is read as NaN, and infinity is stored as text."""
+    """Convert a JSON value to a float: None to NaN, and the text 'inf' to infinity."""
     return math.nan if value is None else number_from_json(value)
 
 
@@ -558,7 +558,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs | None, str | None]:
-    """Find the table of a run: a folder of shards, table.npz, or another file of arrays."""
+    """Return the table of task outputs found in a run's folder, and its relative path."""
     candidates = [path / "table", path / "table.npz"]
     candidates += sorted(header.parent for header in path.glob(f"*/{HEADER}"))
     candidates += sorted(p for p in path.glob("*.npz") if p.name != "explorer.npz")

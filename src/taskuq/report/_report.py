@@ -178,7 +178,7 @@ def _claim(run: Path, table: TaskOutputs) -> None:
 
 
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
-    """Write explorer.npz: cases with stored images to display, others as its calibration set."""
+    """Write explorer.npz: cases with stored images are shown, others form the calibration set."""
     assert table.images_path is not None
     with open_npz(table.images_path, "pictures") as archive:
         seen = {name: archive[name] for name in archive}

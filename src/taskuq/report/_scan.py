@@ -104,7 +104,7 @@ class OneScan:
 
 
 def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -> dict[str, Any]:
-    """Return template data: one row per round and one for the truth, with a common axis."""
+    """Return an example scan for the HTML template: a row per round, the truth and the axis."""
     every = [scan.target, *(v for r in scan.rounds for v in r.outputs)]
     every += [v for r in scan.rounds if r.report is not None for v in r.report]
     known = [v for v in (scan.task_range or ()) if math.isfinite(v)]

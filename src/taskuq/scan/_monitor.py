@@ -111,7 +111,7 @@ class _MartingaleStream:
         return sum(ends) / 2 / len(self.calibration)
 
     def add(self, value: float, unit: str | None) -> None:
-        """Update the evidence with a new unit, then add the unit to the reference values."""
+        """Update the evidence with a new value, then add the value to the reference values."""
         low, high = bisect_left(self._all, value), bisect_right(self._all, value)
         self._all.insert(high, value)
         bet_on, units = len(self.values), len(self._all)

@@ -108,7 +108,7 @@ class RoundDecider:
         return results
 
     def decide(self, k: int, scans: dict[str, Scan], results: RoundOutputs) -> list[RoundRecord]:
-        """Decide for each case that was measured in round k, and return one record per case."""
+        """Decide whether each case measured in round k stops; return one record per case."""
         outputs, faults = results.outputs, results.faults
         if k == len(self.policy.accelerations):
             return [

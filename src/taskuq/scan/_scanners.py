@@ -107,7 +107,7 @@ class LineSelector:
 
     @classmethod
     def checked(cls, rule: Any, scanners: Scanners, rounds: int) -> LineSelector:
-        """Validate an adaptive choice of lines and its scanners."""
+        """Return a selector for an adaptive rule, after checking the rule and the scanners."""
         require_methods(
             rule, "adaptive", AdaptiveMeasure,
             "lacks one of initial_lines, measure_lines, next_lines and fallback_lines",
@@ -134,7 +134,7 @@ class LineSelector:
         return require_nested_lines(chosen, lines, k)
 
     def added(self, k: int, scan: Scan, chosen: BoolArray | None) -> tuple[int, ...]:
-        """Return the indices of lines added in round k + 1: the chosen or else the fallback's."""
+        """Return the indices of lines added in round k + 1: those of ``chosen`` or the fallback."""
         lines = self.measured(scan)
         if k + 1 >= self.rounds:
             after = np.ones_like(lines)

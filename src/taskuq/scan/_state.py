@@ -302,7 +302,7 @@ class GroupScan:
     """Scans of all cases of a group.
 
     Args:
-        cases: Scans by case name, in the given order.
+        cases: Scans by case name, in the order in which the cases were given.
     """
 
     cases: Mapping[str, Scan]
@@ -371,7 +371,7 @@ class ScanState:
     def storable(
         self, active: Sequence[str], measurements: Sequence[Any]
     ) -> tuple[list[Any], Arrays | None]:
-        """Return measurements as a resumed scan reads them, and the arrays to store, or None."""
+        """Return measurements as a resumed scan reads them back, and arrays to store or None."""
         each = [_as_arrays(measurement) for measurement in measurements]
         read_back = [
             measurement if arrays is None else _from_arrays(arrays)

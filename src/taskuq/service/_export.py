@@ -36,7 +36,7 @@ from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
 class _Export(nn.Module):
-    """Base of exportable recoveries, with weights hidden in a list to become constants."""
+    """Base class for export; networks are kept in a list so that weights become constants."""
 
     def __init__(self, recover: Any) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _VarNetExport(_Export):
 
 
 def _exportable(recover: Any, masks: Tensor, height: int) -> tuple[nn.Module, dict[str, Any]]:
-    """Return a recovery as an exportable module, and the settings of its random numbers."""
+    """Return a reconstruction network ready for export, and settings for drawing its noise."""
     match recover:
         case ResidualFlowSampler():
             shapes = recover.flow.latent_shapes(height, masks.shape[1])

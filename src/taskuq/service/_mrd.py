@@ -46,7 +46,7 @@ class Geometry:
         return [name for name, value in vars(self).items() if value is None]
 
     def differences(self, header: ScanHeader) -> list[str]:
-        """Return a message for each header field that differs from the calibration."""
+        """Return a message for each header field that differs from the calibration scans."""
         coils, height, width = header.shape
         scan: dict[str, tuple[Any, Any]] = {
             "receiverChannels": (coils, self.coils),
@@ -61,7 +61,7 @@ class Geometry:
 
 
 def _agree(a: Any, b: Any) -> bool:
-    """Return True if integers are equal, or if lengths agree within the tolerance."""
+    """Return True if integers are equal, or if lengths (floats) are equal within TOLERANCE."""
     is_length = np.asarray(a).dtype.kind == "f"
     return bool(np.allclose(a, b, rtol=TOLERANCE, atol=0) if is_length else np.array_equal(a, b))
 
@@ -153,7 +153,7 @@ def _stratum(document: Any) -> str | None:
 
 
 def with_scan_id(xml: str, scan_id: str) -> str:
-    """Return a header with another measurementID."""
+    """Return an MRD XML header with its measurementID replaced."""
     from ismrmrd import xsd
 
     document = _parse(xml)
@@ -259,7 +259,7 @@ def _header_problems(document: Any) -> Iterator[str]:
 
 
 def header_xml(header: ScanHeader) -> str:
-    """Return the header of a scan as an MRD document."""
+    """Return the header of a scan as an MRD XML document."""
     from ismrmrd import xsd
 
     coils, height, width = header.shape
@@ -320,7 +320,7 @@ FRAME = (
 
 
 def non_imaging_kind(acquisition: Any) -> str | None:
-    """Return the kind of a non-imaging acquisition, or None."""
+    """Return the kind of a non-imaging acquisition, such as noise; None for an image line."""
     flags = int(acquisition.flags)
     if acquisition.is_flag_set(CALIBRATION_AND_IMAGING):
         flags &= ~(1 << CALIBRATION - 1)

@@ -134,7 +134,7 @@ def latency_histogram() -> Any:
 
 
 def metrics(health: Mapping[str, Any], latencies: Any) -> tuple[str, str]:
-    """Return content type and text of a service's metrics in the Prometheus format."""
+    """Return the content type and the text of a service's metrics in Prometheus format."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 

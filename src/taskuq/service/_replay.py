@@ -216,7 +216,7 @@ def _replay(sender: _LineSender, remaining: list[int]) -> None:
 
 
 def _rounds(sender: _LineSender, lines: dict[int, list[int]]) -> None:
-    """Send the requested lines of slices, round by round, until all have stopped."""
+    """Send the requested lines of each slice, round by round, until every slice has stopped."""
     result = sender.result
     while lines:
         for slice_, columns in lines.items():
@@ -264,7 +264,7 @@ def _decision(message: mrd.Message) -> dict[str, Any]:
 
 
 def summarise(results: Sequence[_ReplayResult], width: int) -> dict[str, Any]:
-    """Return savings and latencies as JSON values."""
+    """Return the accelerations and latencies of replayed scans as JSON values."""
     lines = sum(one.lines for one in results)
     latencies = np.concatenate([one.latencies for one in results])
     decisions = [d for one in results for d in one.decisions.values()]

@@ -30,7 +30,7 @@ def checksum(path: Path) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _ExportedRecover:
-    """Recovery loaded from torch.export."""
+    """Reconstruction method loaded from a program exported with torch.export."""
 
     program: Any = field(repr=False)
     shape: tuple[int, int, int]
@@ -40,7 +40,7 @@ class _ExportedRecover:
 
     @torch.no_grad()
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
-        """Return samples (sample, height, width)."""
+        """Draw posterior samples (sample, height, width)."""
         zero_filled = torch.as_tensor(measurement.zero_filled).to(torch.complex64)
         if tuple(zero_filled.shape) != self.shape or samples > self.samples:
             raise InputError(
@@ -83,7 +83,7 @@ class _ExportedRecover:
 
 @dataclass(frozen=True, eq=False)
 class _ExportedTask:
-    """Task loaded from torch.export."""
+    """Task loaded from a program exported with torch.export."""
 
     program: Any = field(repr=False)
     images: int

@@ -216,7 +216,7 @@ class Service:
             self.counts[what] += 1
 
     def note_outcome(self, is_sound: bool) -> None:
-        """Record for health checks if a round or a scan ended without a fault."""
+        """Record, for health checks, whether a round or a scan ended without a fault."""
         with self._lock:
             self._outcomes.append(is_sound)
             if not is_sound:
@@ -354,7 +354,7 @@ def _load_networks(
 
 
 def _masks_of_rounds(policy: Policy, masks: Path | None) -> BoolArray:
-    """Return the masks (round, width) from a file or, without one, of the bundled networks."""
+    """Return the masks (round, width) in a file; by default, those of the bundled networks."""
     rates = tuple(map(float, policy.accelerations))
     return MaskConfig(accelerations=rates).masks(128) if masks is None else read_masks(masks, rates)
 

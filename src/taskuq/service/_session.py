@@ -72,7 +72,7 @@ class _StreamedSlice:
         return None
 
     def request(self, round: int, lines: NDArray[np.int64]) -> None:
-        """Set the columns that a round adds."""
+        """Set the k-space lines that a round adds."""
         columns = list(self.columns)
         columns[round] = np.asarray(lines, dtype=np.intp)
         self.columns = columns
@@ -607,7 +607,7 @@ class Session:
         )  # fmt: skip
 
     def _reply(self, record: RoundRecord, slice_: int, image: Any) -> None:
-        """Send the image with interval and decision."""
+        """Send an image with the interval and the decision of a round."""
         assert self.header is not None, "slices come after the header"
         shadow = self.shadow
         stops = "would stop" if shadow else "stops"

@@ -175,7 +175,7 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Source of the initial weights, [init_from]: at most one key; without it, random weights."""
+    """Settings of [init_from]: file of initial weights, at most one; default: random weights."""
 
     simclr: Path | None = None  #: Weights from SimCLR pre-training.
     imagenet: Path | None = None  #: torchvision weights of a ResNet-50.

@@ -116,7 +116,7 @@ def require_images(given: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TaskDataset:
-    """Training data indexed by (epoch, index); ``balance_seed`` makes classes equally frequent."""
+    """Training data indexed by (epoch, index); with ``balance_seed``, classes are balanced."""
 
     source: Dataset
     targets: NDArray[np.floating]

@@ -112,7 +112,7 @@ class Classifier(nn.Module):
         return outputs[:, 0] if len(self.config.tasks) == 1 else outputs
 
     def raw(self, scaled: Tensor) -> Tensor:
-        """Map images in [0, 1] to logits or standardised numbers, (image, task)."""
+        """Map images in [0, 1] to logits or standardised outputs, (image, task)."""
         values: Tensor = self.head(self.dropout(self.backbone(scaled)))
         return values
 

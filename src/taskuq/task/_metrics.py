@@ -11,7 +11,7 @@ from taskuq.interval import FloatArray
 
 
 def auroc(outputs: Any, labels: Any) -> float:
-    """Return the probability that a case with the finding scores above one without it."""
+    """Return the area under the ROC curve; ties between outputs count one half."""
     from scipy.stats import rankdata
 
     z, y = _checked(outputs, labels)
@@ -43,7 +43,7 @@ def classification_rates(outputs: Any, labels: Any) -> dict[str, float]:
 
 
 def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, float]]:
-    """Return mean probability, fraction of positives and number of cases of each non-empty bin."""
+    """Return the mean output, fraction of positives and number of cases in each non-empty bin."""
     z, y = _checked(outputs, labels)
     index = np.minimum((z * bins).astype(int), bins - 1)
     return [

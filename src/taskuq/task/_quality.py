@@ -26,7 +26,7 @@ LARGEST_PSNR = 100.0
 
 
 class _FullReference(ABC):
-    r"""Quality :math:`m(\hat x, x)` of the mean of the samples, as a task."""
+    r"""Task whose output is the quality :math:`m(\hat x, x)` of the mean of the samples."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class _FullReference(ABC):
 
     @abstractmethod
     def _compare(self, reported: Tensor, images: Tensor) -> Tensor:
-        """Return the quality of one image relative to each of several (image, height, width)."""
+        """Return the quality of each reported image relative to its reference in ``images``."""
 
     def compare(self, reported: Any, images: Any) -> Tensor:
         """Return the quality of a reported image relative to each of several images, (image,)."""
@@ -101,7 +101,7 @@ class NMSE(_FullReference):
 
 @dataclass(frozen=True)
 class _Perceptual(_FullReference):
-    """Distance of VGG-16 features by torchmetrics; the reference's peak scales both images."""
+    """Distance between VGG-16 features; both images are divided by the reference's maximum."""
 
     weights: Path | None = None  #: VGG-16 weights, converted from torchvision to safetensors.
     range = (0.0, math.inf)
@@ -137,7 +137,7 @@ def perceptual_distance(network: nn.Module, reported: Tensor, images: Tensor) ->
 
 
 def perceptual_network(name: str, features: nn.Sequential) -> nn.Module:
-    """Return torchmetrics' network of LPIPS or DISTS on features of VGG-16."""
+    """Return the LPIPS or DISTS network of torchmetrics, built on the given VGG-16 features."""
     try:
         from torchmetrics.functional.image import dists, lpips
     except (ImportError, RuntimeError):  # a torchvision of another torch raises the second

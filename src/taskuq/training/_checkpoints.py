@@ -59,7 +59,7 @@ def _read_log(path: Path) -> list[dict[str, float]]:
 
 
 def _log_epoch(path: Path, row: Mapping[str, float]) -> None:
-    """Append an epoch to the log, after dropping this and later epochs of a killed run."""
+    """Append an epoch to the log; drop rows of this and later epochs, left by a killed run."""
     rows = [old for old in _read_log(path) if old["epoch"] < row["epoch"]]
     rows.append({name: float(value) for name, value in row.items()})
     with atomic_write(path) as partial, partial.open("w", newline="") as file:
@@ -94,7 +94,7 @@ def _load_state(path: Path | str) -> Any:
 
 
 def _to_json(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """Encode a value as JSON, types that it lacks as {"type": ...}; put tensors in ``tensors``."""
+    """Return a JSON value; other types become {"type": ...}, and tensors go into ``tensors``."""
     if isinstance(value, Tensor):
         # safetensors refuses two names of one storage.
         tensors[name] = value.detach().cpu().clone().contiguous()

@@ -1,4 +1,4 @@
-"""Settings of a training run, and training recipes of networks."""
+"""Settings of a training run, and the functions that train a network."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def mean_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """Network with its loss and validation functions."""
+    """Network to train, with its loss, validation function and other training functions."""
 
     kind: str
     network: nn.Module

@@ -121,7 +121,7 @@ def preload(
 
 
 class CaseGenerator(ShardedGenerator, torch.Generator):
-    """Random number generator of a recipe, with one stream per case."""
+    """Torch random number generator with a separate stream for each case of a batch."""
 
 
 def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:

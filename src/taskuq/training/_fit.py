@@ -121,10 +121,10 @@ class _TrainingSettings(Protocol):
     def training(self) -> TrainingConfig: ...
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
-        """Return training and validation cases, read by (epoch, index), and other recipe inputs."""
+        """Return training cases, validation cases and any other arguments of :meth:`recipe`."""
 
     def recipe(self, cases: tuple[Any, ...], machine: TrainerOptions) -> Recipe:
-        """Return the recipe for the results of :meth:`prepare`."""
+        """Return network and loss for training on the cases that :meth:`prepare` returned."""
 
 
 def train(

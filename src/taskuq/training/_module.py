@@ -178,7 +178,7 @@ SYNCHRONISED, CLOCKED = 20, 5
 
 
 class StepTimer(Checkpoint):
-    """Timer of training steps, which runs after the checkpoint callbacks to include their time."""
+    """Timer of training steps; runs after the checkpoint callbacks, so as to time them as well."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ def read_timing(folder: Path) -> dict[str, Any]:
 
 
 def projected_hours(record: Mapping[str, Any]) -> float:
-    """Return the estimated hours for all epochs, including validation, saving and pre-training."""
+    """Return the estimated hours of a training run, with validation, saving and pre-training."""
     epoch = record["epoch_s"]
     if epoch is None:
         epoch = record["steps_per_epoch"] * record["step_s"]
@@ -323,7 +323,7 @@ def format_timing(record: Mapping[str, Any]) -> str:
 
 
 def _now(module: LightningModule | None) -> float:
-    """Return the time after the module's GPU has finished its work."""
+    """Wait until the module's GPU has finished its work, then return the time in seconds."""
     if module is not None and module.device.type == "cuda":
         torch.cuda.synchronize(module.device)
     return time.perf_counter()

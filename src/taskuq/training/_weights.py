@@ -54,7 +54,7 @@ def _mark(files: Iterable[Path]) -> str:
 
 
 def _files_behind(named: Path) -> Iterator[Path]:
-    """Yield the files of a network and its estimator; without a model card, only its own path."""
+    """Yield weights and model cards of a network and its estimator; without a card, ``named``."""
     path = named if named.exists() or named.suffix else locate(named)
     card = path.with_suffix(".toml")
     if path.suffix != ".safetensors" or not card.exists():

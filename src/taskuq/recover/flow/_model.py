@@ -224,7 +224,7 @@ CLAMP, ATAN_SCALE = 1.5, 0.636
 
 
 def per_case(operation: Callable[..., Tensor], samples: Tensor, cases: Tensor) -> Tensor:
-    """Combine samples (case * sample, ...) with a tensor (case, ...) by an operation."""
+    """Apply a binary operation to samples (case * sample, ...) and a tensor (case, ...)."""
     by_case = samples.view(len(cases), -1, *samples.shape[1:])
     return operation(by_case, cases[:, None]).flatten(0, 1)
 
@@ -356,7 +356,7 @@ class FlowStep(nn.Module):
             self.attention.reset(generator)
 
     def forward(self, x: Tensor, condition: Tensor, start: bool = False) -> tuple[Tensor, Tensor]:
-        """Return result and log-determinant; ``start`` initialises the ActNorm from ``x``."""
+        """Return the transformed ``x`` and log-determinants; ``start`` initialises the ActNorm."""
         if start:
             self.norm.start(x)
         x, by_norm = self.norm(x)
@@ -498,7 +498,7 @@ class ConditionalFlow(nn.Module):
             self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
     def condition(self, inputs: Tensor) -> list[Tensor]:
-        """Return the condition of each layer and, if the mean is predicted, log residual scales."""
+        """Return each layer's condition; with ``mean_passes``, also the log residual scales."""
         self._check(inputs, self.config.condition_inputs)
         if self.size is not None:
             return [*self.conditioner(inputs), self.size(inputs)]

@@ -55,7 +55,7 @@ Temperatures = Sequence[tuple[float, float]]
 
 
 class _CoilRotation(NamedTuple):
-    """Unitary transform of the coils of each pixel; its first output is the combined image."""
+    """Unitary transform of the coil values of each pixel; channel 0 becomes the combined image."""
 
     phase: Tensor
     mirror: Tensor
@@ -129,7 +129,7 @@ def posterior_mean(
 def _redraw_rejected(
     rejected: Tensor, redraw: Callable[[int, Tensor], Tensor], *, attempts: int, limit: float
 ) -> Tensor:
-    """Redraw samples until the mask ``rejected`` (case, sample) is empty; count draws per case."""
+    """Redraw the samples marked in ``rejected`` (case, sample); return redraw counts by case."""
     counts = torch.zeros(len(rejected), dtype=torch.long)
     for attempt in range(1, attempts + 1):
         if not bool(rejected.any()):

@@ -226,7 +226,7 @@ class SamplerNet(nn.Module):
         self.register_buffer("sizes", torch.zeros(len(ACCELERATIONS), SCORES + GRADIENTS))
 
     def noise_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """Return number of maps, height and width of the noise at each level, finest first."""
+        """Return the number of maps, height and width of the noise at each level, finest first."""
         height, width = (side + -side % self.config.size_multiple for side in (height, width))
         return [
             (self.config.noise_channels, height // 2**level, width // 2**level)

@@ -198,7 +198,7 @@ class SamplerRecovery(BatchRecovery):
 
     @torch.no_grad()
     def from_seeds(self, *tensors: Tensor) -> Tensor:
-        """Draw a sample per seed from the estimator's tensors and the seeds (case * sample,)."""
+        """Draw one sample per seed; the last tensor holds the seeds (case * sample,)."""
         *measurement, seeds = tensors
         batch = cast(TensorEstimator, self.estimator).estimate(*measurement)
         condition, images = self._encode(batch), []
@@ -209,7 +209,7 @@ class SamplerRecovery(BatchRecovery):
         return torch.cat(images)
 
     def _replay(self, measurements: Sequence[Any], samples: int, seeds: Sequence[int]) -> Tensor:
-        """Sample full groups of cases with one CUDA graph, and each remaining case with another."""
+        """Sample full groups of cases with one CUDA graph, then single cases with another."""
         tensors = cast(TensorEstimator, self.estimator).tensors(measurements)
         shape, device = tensors[0].shape[1:], tensors[0].device
         chunk = min(samples, max(1, CHUNK_PIXELS["cuda"] // math.prod(shape[-2:])))

@@ -55,12 +55,12 @@ from taskuq.training._weights import locate, read_card
 
 
 def _fair_crps(samples: Tensor, truth: Tensor) -> Tensor:
-    """Return the fair CRPS, averaged over a case's values, (case,)."""
+    """Return the fair CRPS averaged over all values of a case, (case,)."""
     return _fair_score(torch.abs, samples, truth).reshape(len(truth), -1).mean(1)
 
 
 def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
-    """Return the fair energy score of each case, (case,), with all its values as one vector."""
+    """Return the fair energy score of each case, (case,); all values of a case form one vector."""
     norm = partial(torch.linalg.vector_norm, dim=-1)  # its derivative at 0 is taken as 0
     truth = truth.flatten(1)
     return _fair_score(norm, samples.flatten(2), truth) / math.sqrt(truth.shape[1])
@@ -80,7 +80,7 @@ def _fair_score(size: Callable[[Tensor], Tensor], samples: Tensor, truth: Tensor
 
 @dataclass(frozen=True)
 class ImageLossConfig:
-    """Settings of [loss]: weights of the proper scores of images."""
+    """Settings of [loss]: weights of the proper scoring rules for images."""
 
     crps: NonNegative = 1.0  #: Weight of the fair CRPS of pixels.
     energy: NonNegative = 0.5  #: Weight of the energy score.
@@ -119,7 +119,7 @@ class _FeatureTask(Protocol):
 
 @dataclass(frozen=True)
 class TaskLossConfig:
-    """Settings of [task_loss]: weights of the proper scores of a task network."""
+    """Settings of [task_loss]: weights of the proper scoring rules for a task network."""
 
     weights: Path | None = None  #: Task network; its weights are not trained.
     logits: NonNegative = 0.1  #: Weight of the fair CRPS of logits.
@@ -229,7 +229,7 @@ class SamplerLoss:
 
 @torch.no_grad()
 def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Update running mean scores of each acceleration; return their old values for each case."""
+    """Update running mean scores by acceleration; return each case's means before the update."""
     counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
     sums = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
@@ -244,7 +244,7 @@ def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tenso
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the geometric mean loss over accelerations, and statistics of each acceleration."""
+    """Return the geometric mean of the loss over accelerations, and statistics by acceleration."""
     summary: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
@@ -358,7 +358,7 @@ class SamplerMethod:
 
 
 class SamplerTrainingMixin:
-    """Settings, checks and recipe shared by all sampler training runs."""
+    """Settings, checks and training loss shared by all sampler training runs."""
 
     network: SamplerConfig
     training: TrainingConfig

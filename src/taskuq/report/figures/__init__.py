@@ -1,4 +1,4 @@
-"""Figures as data, functions that make them from records, and drawing with matplotlib."""
+"""Figures as data, figures of JSON results, and drawing with matplotlib."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ FIGURES: Registry[FigureKind] = Registry(
 
 
 def figures_from_record(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:
-    """Return the figures made from a record, each with its kind."""
+    """Return the figures of a JSON result (such as evaluate.json), each with its kind."""
     kinds = [kind for kind in map(FIGURES.__getitem__, FIGURES) if kind.schema == record["schema"]]
     return [(kind, figure) for kind in kinds for figure in kind.describe(record)]
 
@@ -185,7 +185,7 @@ def series_from_rows(
 
 
 def figure_from_dict(record: Any) -> Figure:
-    """Return the figure of a record written by :meth:`Figure.to_dict` or by hand."""
+    """Return the figure described by a dictionary in the format of :meth:`Figure.to_dict`."""
     with complete_record("a figure", "record", "write it again"):
         figure = Figure(
             **{name: str(record[name]) for name in ("name", "caption", "x_label", "y_label")},
@@ -248,7 +248,7 @@ def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
 def save_figures(
     record: Mapping[str, Any], folder: Path, endings: Sequence[str] = (".svg", ".png")
 ) -> Path:
-    """Save the figures made from a record to a folder, and return the folder."""
+    """Save the figures of a JSON result (such as evaluate.json) to a folder; return the folder."""
     for _, figure in figures_from_record(record):
         draw_all(figure, [folder / f"{figure.name}{ending}" for ending in endings])
     return folder
@@ -278,7 +278,7 @@ def figure_svg(figure: Figure, identity: str = "fig") -> Markup:
 
 
 def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
-    """Return swatch and name of each series; empty for a single series, strips or pictures."""
+    """Return (swatch, name) pairs of the series; [] for a single series, strips or a picture."""
     if len(figure.series) < 2 or figure.is_strip or figure.picture:
         return []
     swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
@@ -435,12 +435,11 @@ def _drawn_strips(figure: Figure) -> Any:
 
 
 def _strip_size(figure: Figure) -> tuple[int, int]:
-    """Return the height of a row and of the gap between rows, smaller for many rows."""
     return (30, 28) if len(figure.series) <= 8 else (10, 18)
 
 
 def _draw_strips(axes: Any, figure: Figure) -> None:
-    """Draw one row of marks per series, with its name above."""
+    """Draw one row of marks per series, with the name of the series above the row."""
     row, gap = _strip_size(figure)
     numbers = [float(x) for s in figure.series for x in s.x if _is_number(x)]
     low, high = min(numbers, default=0.0), max(numbers, default=1.0) + 1

@@ -46,7 +46,7 @@ def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]
 
 
 def _shrinking(series: Sequence[Series], letter: str) -> str:
-    """Return a title: the narrowest method or, if ``letter`` is 'p', the one that widens most."""
+    """Return a title naming the narrowest method; for letter 'p', the one most sensitive to p."""
     ends = {}
     for one in series:
         known = sorted((float(x), y) for x, y in zip(one.x, one.y, strict=True) if y)
@@ -63,7 +63,7 @@ def _shrinking(series: Sequence[Series], letter: str) -> str:
 
 
 def coverage_histogram(row: Row) -> Figure:
-    """Plot the histogram of coverage over random splits and its exact distribution."""
+    """Plot a histogram of coverage over random splits, and the exact distribution of coverage."""
     histogram, score = row["histogram"], row["score"]
     coverage = tuple(covered / row["n_test"] for covered in histogram["covered"])
     caption = (

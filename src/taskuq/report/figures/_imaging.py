@@ -141,7 +141,7 @@ def _example_picture(
 
 
 def _magnified(box: tuple[slice, slice], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return rows and columns of a square around a box, at least 9 pixels wide."""
+    """Return row and column slices of a square around a box; its side is at least 9 pixels."""
     wide = max(9, *(3 * (side.stop - side.start) // 2 for side in box))
     wide = min(wide, *shape)
     starts = [(side.start + side.stop - wide) // 2 for side in box]
@@ -246,7 +246,7 @@ def _best(series: Sequence[Series], y_label: str) -> str:
 
 
 def _split_figure(record: Mapping[str, Any]) -> Figure:
-    """Plot the number of groups in each part of a record ``taskuq.split/1``."""
+    """Plot the number of groups in each subset of a data split."""
     counts = tuple(float(len(record[part])) for part in FOLDS)
     caption = (
         "Groups (patients or volumes) used to train networks, to tune them, and to calibrate and "
@@ -259,7 +259,7 @@ def _split_figure(record: Mapping[str, Any]) -> Figure:
 
 
 def task_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Plot a ROC and a reliability curve for each task of a record ``taskuq.task/1``."""
+    """Plot the ROC curve and the reliability curve of each task in a ``taskuq.task/1`` record."""
     parts = record["parts"]
     tasks = [row["task"] for row in next(iter(parts.values()), []) if "roc" in row]
     figures = []

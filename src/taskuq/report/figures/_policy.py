@@ -147,7 +147,7 @@ def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
 
 
 def lines_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Plot when lines are measured: the share of cases per round, and the round in some cases."""
+    """Plot the share of cases in which each line is measured by each round, and single cases."""
     case, cases, line, lines = map(str, record["words"])
     shares = np.asarray(record["shares"], dtype=float)
     rounds, places = [str(name) for name in record["rounds"]], tuple(range(shares.shape[1]))
