@@ -500,7 +500,7 @@ def evaluate_exact(
 
     In every split, the quantile is one of the scores of all cases. The distribution of its rank
     among all scores is known. From this, the mean and standard deviation of coverage and width
-    over all :math:`\binom{N}{n}` splits are computed without simulation, also with ties or clipping.
+    over all :math:`\binom{N}{n}` splits are computed exactly, with ties and clipping included.
 
     Args:
         outputs: Task outputs as in :func:`taskuq.calibrate`, or a table.

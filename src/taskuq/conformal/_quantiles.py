@@ -90,7 +90,7 @@ def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> i
 def guaranteed_rank(units: int, alpha: float | Fraction, delta: float | Fraction | None) -> int:
     """Return the rank of the calibration score that yields coverage of at least 1 - alpha.
 
-    This holds on average over calibration sets or, with delta, for all but a fraction delta of them.
+    This holds on average over calibration sets or, with delta, for all but a fraction delta.
     """
     return coverage_rank(units, alpha) if delta is None else _pac_rank(units, alpha, delta)
 
