@@ -302,7 +302,7 @@ def _of_simulation(
     numbers = (
         _Number(
             _percent(1 / R), _error(R_error, _percent(R_error / R**2)),
-            f"of the {measurements} measured, R̄ = {R:.3g}{against}",
+            f"of the {measurements} acquired, R̄ = {R:.3g}{against}",
         ),
         _Number(
             _percent(coverage), _error(error, _percent(error)),
