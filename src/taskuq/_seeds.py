@@ -92,6 +92,6 @@ def per_case_random(
 
 
 def batch_seed(generator: Any) -> int:
-    """Return the seed of a generator; it is the same in all processes of a batch."""
+    """Return the generator's seed, identical in all processes that share a batch."""
     whole = generator.whole if isinstance(generator, ShardedGenerator) else None
     return int((whole or generator).initial_seed())

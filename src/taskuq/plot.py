@@ -47,7 +47,7 @@ def intervals(
 
     Args:
         interval: Intervals (case,); infinite ends are drawn up to the edge of the plot.
-        targets: Targets (case,); labelled ones are matched by the ids of the cases.
+        targets: Targets (case,); a pandas Series is matched by the ids of the cases.
         ax: Axes to draw on.
 
     Raises:

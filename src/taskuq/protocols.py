@@ -202,7 +202,7 @@ class IntervalFamily(Protocol):
         """Return the interval of each case at one quantile, or at one quantile per case."""
 
     def select(self, index: NDArray[np.int64]) -> IntervalFamily:
-        """Return the family of the cases with the given indices, in this order."""
+        """Return this family restricted to the cases at the given indices, in their order."""
 
 
 @runtime_checkable
@@ -257,7 +257,7 @@ class SelfTunedScore(FittedScore, Protocol):
 
 
 class LeaveOneOutFit(Protocol):
-    """Fitting of a score to any subset of the calibration units."""
+    """A score fitted with any subset of the calibration units left out."""
 
     def for_classes(self, classes: Any) -> LeaveOneOutFit:
         """Return the same fit for a guarantee within each class, given the class of each case."""

@@ -198,7 +198,7 @@ def _texts(values: FloatArray) -> list[str]:
 def _round(
     table: TaskOutputs, given: str | None, default: float | None = None
 ) -> tuple[int, float | None]:
-    """Return index and acceleration of the given round, else of the default or the only round."""
+    """Return index and acceleration of the given round; if None, of the default or only one."""
     import numpy as np
 
     choice = default if given is None else app.parse_number_or_name(given)

@@ -101,7 +101,7 @@ def as_round(
     *,
     joint: bool = False,
 ) -> RoundArrays:
-    """Return the arrays of one round, taken from a table or from the arguments."""
+    """Return the data of one round, selected from a table or made of separate arrays."""
     if not isinstance(outputs, TaskOutputs):
         if targets is None:
             message = "targets are missing; pass outputs and targets, or a table that has both"

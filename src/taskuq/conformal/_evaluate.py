@@ -463,7 +463,7 @@ def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArr
 
 
 def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
-    """Return True if any interval is unbounded, and True if any is unbounded at both ends."""
+    """Return two flags: some interval is unbounded; some interval is unbounded at both ends."""
     interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)
     return bool(interval.is_unbounded.any()), bool(both.any())

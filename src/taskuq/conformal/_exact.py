@@ -372,7 +372,7 @@ TABLE = 24_576
 
 
 def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
-    """Return sums over cases of width and centre distance for each rank of the quantile."""
+    """Return, for each quantile rank, widths and centre errors summed over the cases."""
     sums = np.zeros((2, 2, 3, len(position)))
     ranks = np.arange(len(pool.scores))
     _add(sums, _Segment(pool, ranks, pool.scores[position - 1], position))

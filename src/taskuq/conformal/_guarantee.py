@@ -264,7 +264,7 @@ NAMED = 5
 def parse_condition_on(
     condition_on: str | None, unit: Unit, condition: str | None
 ) -> ConditionOn | None:
-    """Return 'case' or 'group'; None without groups, or if there are neither strata nor classes."""
+    """Return the checked option, 'case' or 'group'; None if no groups or no classes are used."""
     if condition_on not in (None, "case", "group"):
         message = f"condition_on must be 'case' or 'group', got {condition_on!r}"
         raise InputError(message, code="choice.unknown")

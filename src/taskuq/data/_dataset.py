@@ -395,7 +395,7 @@ def split_groups(
     Args:
         groups: Names of groups; duplicates are ignored.
         train: Fraction for training.
-        tune: Fraction for tuning; all other groups, ``judge``, are for calibration and testing.
+        tune: Fraction for tuning; the other groups are for calibration and testing (``judge``).
         seed: Integer or Generator for the split.
 
     Example:

@@ -151,7 +151,7 @@ def gro_mask(
         width: Number of columns of k-space.
         lines: Number of sampled columns.
         density: Ratio of the density at the centre to the average density, at least 1.
-        sharpness: Exponent of the transition to sparse lines, at least 1.
+        sharpness: Exponent, at least 1; larger values make the line density fall more steeply.
         acs: Minimum number of contiguous central columns; default: the paper's 9/20 of ``lines``.
 
     Example:
@@ -228,7 +228,7 @@ def nested_masks(
             first round, then the paper's 16, 24 and 32 of 320 columns at R = 8, 4 and 2,
             interpolated for other R.
         density: Ratio of central to mean line density in the first mask; default: 15/16 of its R.
-        sharpness: Exponent of the first mask's transition to sparse lines.
+        sharpness: Exponent for the first mask; larger values make its density fall more steeply.
 
     Example:
         >>> nested_masks(32, (8, 4), seed=0).sum(axis=1)

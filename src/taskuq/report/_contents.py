@@ -318,7 +318,7 @@ def _experiment(record: Record) -> _Experiment:
 def _opened(
     folder: RunFolder, schema: str, load: Callable[[Path], _Stored]
 ) -> tuple[RunFolder, dict[str, _Stored]]:
-    """Load stored policies or bounds by path; list the unreadable ones in the folder."""
+    """Load stored policies or bounds by path; record unreadable ones in ``folder``."""
     opened, unreadable = {}, list(folder.unreadable)
     for found in folder.of(schema):
         try:

@@ -129,7 +129,7 @@ class LineSelector:
     def choose(
         self, k: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
     ) -> BoolArray:
-        """Return the rule's choice of the lines measured up to round k + 1, a mask (line,)."""
+        """Return the mask (line,) of all lines that the rule has chosen up to round k + 1."""
         chosen = self.rule.next_lines(k, measurement, recoveries, task, lines.copy())
         return require_nested_lines(chosen, lines, k)
 

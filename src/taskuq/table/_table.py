@@ -434,7 +434,7 @@ class TaskOutputs(Displayed):
         return dataset
 
     def to_arviz(self) -> arviz.InferenceData | xarray.DataTree:
-        """Return InferenceData of ArviZ: samples as posterior predictive, targets as observed.
+        """Return an ArviZ InferenceData: samples as posterior_predictive, targets as observed_data.
 
         Raises:
             InputError: If ArviZ is not installed.

@@ -130,7 +130,7 @@ def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class SafetensorsIO(CheckpointIO):
-    """Lightning CheckpointIO without pickle, for resume states and weights with a model card."""
+    """Lightning CheckpointIO that stores checkpoints and weights as safetensors, not pickle."""
 
     def __init__(self, recipe: Recipe | None = None, notes: dict[str, Any] | None = None) -> None:
         self.recipe, self.notes = recipe, notes or {}

@@ -22,7 +22,7 @@ def shipped() -> list[str]:
 
 
 def locate(weights: Path | str) -> Path:
-    """Return the path of weights, given as a path or a bundled name."""
+    """Return the path of a weights file, given by its path or by the name of bundled weights."""
     path = Path(weights)
     if path.suffix:
         return path
@@ -153,6 +153,6 @@ def read_tensors(path: Path | str) -> dict[str, Tensor]:
 
 
 def read_pickled(path: Path | str, give: str) -> Any:
-    """Read a .pt or .pth file without unpickling objects."""
+    """Read a .pt or .pth file; refuse pickled objects other than tensors and containers."""
     with reading(path, "a plain state dict", f"give {give}"):
         return torch.load(path, map_location="cpu", weights_only=True)

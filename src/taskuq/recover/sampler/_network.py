@@ -240,7 +240,7 @@ class SamplerNet(nn.Module):
         """Sample residuals (case, sample, channel, height, width).
 
         Args:
-            estimate: Images of the condition, (case, channel, height, width).
+            estimate: Images to condition on, (case, channel, height, width).
             sampled_fraction: Sampled fraction of each case, (case,).
             noise: Standard normal numbers, (case, sample, noise_size).
         """
