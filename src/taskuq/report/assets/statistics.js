@@ -90,10 +90,13 @@ const statistics = (() => {
     // The threshold that a group would have faced, at least, had it been the new one.
     const isFree = 2n * level.top * BigInt(sizes.length + 1)
       >= level.bottom * BigInt(2 * sizes.length - 1);
-    const faced = sizes.map((_, v) => (isFree ? -Infinity : smallestWithin(
-      least, groups, level, rising.filter((i) => index[i] !== v), all, 1n, 2n)));
-    const above = counts((i) => scores[i] > faced[index[i]]);
     const most = (found) => [...sizes.keys()].filter((v) => 2 * found[v] > sizes[v]);
+    // It is at least `floor`: only few groups can be outliers, so that few thresholds are needed.
+    const floor = isFree ? -Infinity : smallestWithin(least, groups, level, rising, all, -1n, 2n);
+    const suspects = new Set(most(counts((i) => scores[i] > floor)));
+    const faced = sizes.map((_, v) => (!suspects.has(v) ? Infinity : isFree ? -Infinity
+      : smallestWithin(least, groups, level, rising.filter((i) => index[i] !== v), all, 1n, 2n)));
+    const above = counts((i) => scores[i] > faced[index[i]]);
     const outliers = most(above);
     if (!outliers.length) return eager;
     const sure = most(counts((i) => least[i] > eager));
