@@ -276,8 +276,11 @@ def _print(
     ]  # fmt: skip
     app.show_table(title, rows, to_stderr=to_stderr)
     _print_parts(results, to_stderr=to_stderr)
+    scope = f"All means are for {first.mean_over}"
+    if first.coverage_of != first.mean_over:
+        scope = f"Coverage is for {first.coverage_of}; other means are for {first.mean_over}"
     app.print_message(
-        f"Coverage is for {first.coverage_of}; mean R and other means are for {first.mean_over}"
+        scope
         + ("; 'R by case' weights every case equally" if unequal else "")
         + ". ± is the standard error over samples of groups (or cases), calibration included."
         + ("" if has_widths else " For widths by task, use taskuq evaluate or taskuq report.")

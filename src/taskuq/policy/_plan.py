@@ -521,6 +521,6 @@ def _degenerate_warning(
         return None
     return (
         f"Misses stay within {allowed} even at a threshold of minus infinity: "
-        "every scan stops in the first round whose report can reach the goal "
+        "every scan stops in the first round whose interval can meet the goal "
         f"({stops[0].mean():.0%} of the calibration scans in round 0)."
     )

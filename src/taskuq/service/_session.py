@@ -1,4 +1,4 @@
-"""Session of a client: received slices, decided rounds and replies."""
+"""Client session: received slices, decided rounds and replies."""
 
 from __future__ import annotations
 

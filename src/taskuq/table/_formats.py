@@ -237,7 +237,8 @@ def _numbers(column: Any, name: str, source: str) -> FloatArray:
     is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
     values = np.asarray(column.to_numpy(zero_copy_only=False)) if is_number else None
     if values is None or column.null_count or not np.isfinite(values).all():
-        raise InputError(f"{source} has a {name} that is not a number", code="table.column")
+        text = f"column {name} of {source} has a value that is not a finite number; correct it"
+        raise InputError(text, code="table.column")
     return values.astype(float)
 
 
