@@ -1,6 +1,7 @@
 """Flows: inversion, log-determinants, and the posterior of a Gaussian."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from torch.func import jacrev
 from raising import refused
 from taskuq.measure._coils import to_complex
 from taskuq.measure._fourier import project_measured, project_null_space
+from taskuq.recover._compiled import compile_on_first_call
 from taskuq.recover.flow import _model as flows
 from taskuq.recover.flow._train import _null_space_target
 
@@ -208,3 +210,10 @@ def test_training_noise_fills_its_subspaces():
             for part in (project_measured, project_null_space)
         ]
         assert energies == pytest.approx([noise**2 / 2, null_noise**2 * 3 / 2], rel=0.05, abs=1e-9)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_split_keeps_the_low_part():
+    x = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    high, low = compile_on_first_call(flows._split)(x)
+    assert (high.double() + low.double() - x).norm() < 1e-5 * x.norm()
