@@ -141,7 +141,8 @@ class Loud(SamplerNet):
 
     def decode(self, condition, noise):
         maps = noise[:, :, self.config.global_noise :][..., : 8 * 8]
-        return 0.5 * maps.reshape(*noise.shape[:2], 1, 8, 8)
+        plain = condition.noise_scale.mean((1, 2, 3)).view(-1, 1, 1, 1, 1)
+        return 0.5 * plain * maps.reshape(*noise.shape[:2], 1, 8, 8)
 
 
 def test_noise_scale_fits_held_out_errors():
@@ -169,6 +170,24 @@ def test_noise_scale_fits_held_out_errors():
         for factors in (loudness, None)
     )
     assert torch.allclose(widened, loudness[2] * plain, atol=1e-5)
+
+
+def test_noise_scale_multiplies_the_random_part(net):
+    torch.nn.init.normal_(net.out.weight, std=0.3)
+    inputs, fraction = torch.randn(2, 6, 16, 16), torch.tensor([0.25, 0.5])
+    estimate = SimpleNamespace(
+        inputs=lambda: inputs,
+        sampled_fraction=lambda: fraction,
+        images=lambda residuals: residuals[:, :, 0],
+    )
+    drawn = [
+        SamplerRecovery(net, lambda _: estimate, noise_scale=[factor] * 7).batch(
+            [], samples=4, seeds=[0, 1]
+        )
+        for factor in (0, 1, 2.5)
+    ]
+    assert (drawn[1] - drawn[0]).std() > 1e-3
+    torch.testing.assert_close(drawn[2] - drawn[0], 2.5 * (drawn[1] - drawn[0]))
 
 
 def test_each_case_has_the_network_of_its_fold(varnet):

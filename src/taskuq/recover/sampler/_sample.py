@@ -25,7 +25,7 @@ from taskuq.recover.sampler._network import (
 )
 
 # Pixels that are sampled together: a GPU wants many, a CPU's cache holds few.
-CHUNK_PIXELS = {"cuda": 2**22, "cpu": 2**17}
+CHUNK_PIXELS = {"cuda": 2**22, "cpu": 2**16}
 # Cases that are estimated and encoded together on a GPU.
 GROUP = 16
 # Samples of each case, and candidates of the noise scale.
@@ -103,7 +103,8 @@ def fit_noise_scale(
         noise = noise.view(len(inputs), SAMPLES, size)
         condition = net.encode(inputs, fraction)
         for k, factor in enumerate(NOISE_SCALES):
-            images = batch.images(net.decode(condition, factor * noise)) / scale[:, None]
+            scaled = condition._replace(noise_scale=factor * condition.noise_scale)
+            images = batch.images(net.decode(scaled, noise)) / scale[:, None]
             error = (images.mean(1) - truth / scale).square().mean((1, 2))
             spread = images.var(1).mean((1, 2)) * (1 + 1 / SAMPLES)
             both = torch.stack([spread, error], dim=1).double().cpu()
@@ -137,7 +138,7 @@ class SamplerRecovery(BatchRecovery):
         net: Sampler, on the device to use.
         estimator: Function of measurements that returns estimates, on the same device.
         dtype: Precision of the sampler; default: bfloat16 on a GPU, float32 elsewhere.
-        noise_scale: Factor by which the noise is multiplied at each acceleration; default: 1.
+        noise_scale: Factor of the random part of residuals at each acceleration; default: 1.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class SamplerRecovery(BatchRecovery):
         condition = self._encode(batch)
         height, width = condition.size
         device, pixels = condition.mean.device, len(seeds) * height * width
-        chunk = max(1, CHUNK_PIXELS.get(device.type, 2**17) // pixels)
+        chunk = max(1, CHUNK_PIXELS.get(device.type, 2**16) // pixels)
         images = []
         for start in range(0, samples, chunk):
             indices = range(start, min(start + chunk, samples))
@@ -182,16 +183,17 @@ class SamplerRecovery(BatchRecovery):
         return torch.cat(images, dim=1)
 
     def _encode(self, batch: ConditionedBatch) -> Condition:
-        inputs = batch.inputs()
+        inputs, fraction = batch.inputs(), batch.sampled_fraction()
         with _mixed_precision(inputs.device, self.dtype):
-            return self._quick.encode(inputs, batch.sampled_fraction())
+            condition = self._quick.encode(inputs, fraction)
+        if self._factors is None:
+            return condition
+        factor = _noise_scale_at(self._factors, fraction).view(-1, 1, 1, 1)
+        return condition._replace(noise_scale=factor * condition.noise_scale)
 
     def _decode(self, batch: ConditionedBatch, condition: Condition, seeds: Tensor) -> Tensor:
-        fraction = condition.sampled_fraction
         noise = counter_normal(seeds, self.net.noise_size(*condition.size))
-        noise = unflatten_samples(noise, len(fraction))
-        if self._factors is not None:
-            noise = noise * _noise_scale_at(self._factors, fraction).view(-1, 1, 1)
+        noise = unflatten_samples(noise, len(condition.sampled_fraction))
         with _mixed_precision(seeds.device, self.dtype):
             residuals = self._quick.decode(condition, noise)
         return batch.images(residuals.float())

@@ -339,7 +339,8 @@ class SamplerMethod:
     estimate: Path | None = None  #: VarNet weights; default: those used in training.
     #: Precision; on a GPU, "auto" uses bfloat16 for samples and float16 for the estimate.
     precision: Literal["auto", "float32"] = "auto"
-    inflate: bool = False  #: Scale the noise by the factor fitted to validation patients.
+    #: Scale the random part of samples by the factor fitted to validation patients.
+    inflate: bool = False
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("sampler", self.weights)
