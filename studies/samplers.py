@@ -39,10 +39,10 @@ def spread(record: Path = BUNDLED) -> str:
     found = [r for r in json.loads(record.read_text())["results"] if "spread_error_ratio" in r]
     lines = [
         [f"{r['acceleration']:g}", r["method"], shown(r["spread_error_ratio"], 2),
-         shown(r["spread_error_blocks"], 2), shown(r["spread_error_correlation"], 2)]
+         shown(r["spread_error_correlation"], 2)]
         for r in found
     ]  # fmt: skip
-    return markdown(["R", "method", "spread / error", "blocks", "pixels"], lines)
+    return markdown(["R", "method", "spread / error", "rank correlation"], lines)
 
 
 def calibration(table: tq.TaskOutputs | None = None) -> str:

@@ -96,9 +96,15 @@ def test_table_of_image_quality(tmp_path, capsys):
     assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
     assert all(row["volumes"] == 2 and row["ssim"]["mean"] <= 1 for row in rows.values())
     assert len(quality_lines(record)) == 7
-    assert {method for (_, method), row in rows.items() if "spread_error_correlation" in row} == {
-        "flow"
-    }
+    for key in ("spread_error_ratio", "spread_error_correlation"):
+        assert {method for (_, method), row in rows.items() if key in row} == {"flow"}
+
+
+def test_ratio_of_spread_and_error():
+    variance = np.array([[1.0, 3.0], [3.0, 13.0]])  # of samples, squared error of their mean
+    found = {name: np.zeros(2) for name in ("psnr", "rejected", "correlation")}
+    assert metric._row({**found, "variance": variance})["spread_error_ratio"] == 0.5
+    assert "spread_error_ratio" not in metric._row({**found, "variance": np.zeros((0, 2))})
 
 
 def test_subset_all_evaluates_all_cases(tmp_path):

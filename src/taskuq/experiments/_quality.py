@@ -145,7 +145,7 @@ class _QualityWork:
         recover = self.methods[piece.method]
         executor = Executor(recover, _no_task, self.seed)
         before = getattr(recover, "rejected", 0)
-        truth, means, singles, correlation = [], [], [], []
+        truth, means, singles, correlation, variance = [], [], [], [], []
         for index in piece.cases:
             image = as_coil_images(self.validation[index].image)
             masks = self.measure.masks(image.shape[-1])
@@ -155,6 +155,9 @@ class _QualityWork:
             truth.append(rss(image))
             if len(drawn) > 1:
                 correlation.append(_spread_error_correlation(drawn, truth[-1]))
+                variance.append(
+                    [float(drawn.var(0).mean()), float((drawn.mean(0) - truth[-1]).square().mean())]
+                )
             means.append(drawn.mean(0))
             singles.append(drawn[0])
         true, mean = torch.stack(truth), torch.stack(means)
@@ -163,6 +166,7 @@ class _QualityWork:
             "ssim": np.array([_volume_ssim(mean, true)]),
             "nmse": np.array([float((mean - true).square().sum() / true.square().sum())]),
             "correlation": np.array(correlation, dtype=float),
+            "variance": np.array(variance, dtype=float).reshape(-1, 2),
             "rejected": np.array([getattr(recover, "rejected", 0) - before]),
         }
         if self.features is not None:
@@ -317,6 +321,9 @@ def _row(found: Arrays) -> dict[str, Any]:
     row: dict[str, Any] = {name: _average(found[name]) for name in METRICS if name in found}
     row["volumes"], row["rejected"] = len(found["psnr"]), int(found["rejected"].sum())
     row["exact"] = int(np.isposinf(found["psnr"]).sum())
+    variance, error = found["variance"].sum(0)
+    if error > 0:
+        row["spread_error_ratio"] = float(np.sqrt(variance / error))
     if (defined := found["correlation"][~np.isnan(found["correlation"])]).size:
         row["spread_error_correlation"] = float(np.mean(defined))
     return row
