@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from taskuq.cli import app
-from taskuq.errors import InputError, MachineError
+from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.measure._masks import acs_width, nested_masks, published_masks, save_masks
 
@@ -217,7 +217,8 @@ def _show(checked: DataCheck, json: str | None) -> None:
         app.print_json(checked.as_record(), json)
     if not any(row.used for row in checked.rows):
         reasons = sorted({row.reason or "unknown" for row in checked.rows})
-        raise MachineError(f"no file can be used: {'; '.join(reasons)[:200]}")
+        text = f"no file can be used: {'; '.join(reasons)[:200]}"
+        raise InputError(text, code="file.format")
 
 
 def _prepare(
