@@ -101,9 +101,17 @@ def test_table_of_image_quality(tmp_path, capsys):
 
 
 def test_ratio_of_spread_and_error():
-    zero, variance = np.zeros(2), np.array([[1.0, 3.0], [3.0, 13.0]])
-    found = {"psnr": zero, "rejected": zero, "correlation": zero, "variance": variance}
-    assert metric._row(found)["spread_error_ratio"] == 0.5
+    zero, truth = np.zeros(2), torch.rand(4, 4)
+    pairs = [
+        metric._variance_and_error(torch.stack([truth + x for x in shifts]), truth)
+        for shifts in ((1.0, 3.0), (-2.0, 0.0, 2.0))
+    ]
+    assert np.allclose(pairs, [(2 * 3 / 2, 4), (4 * 4 / 3, 0)], atol=1e-5)
+    found = {"psnr": zero, "rejected": zero, "correlation": zero, "variance": np.array(pairs)}
+    expected = ((3 + 16 / 3) / 4) ** 0.5
+    assert metric._row(found)["spread_error_ratio"] == pytest.approx(expected, rel=1e-5)
+    lost = metric._row({**found, "variance": np.array([[np.nan, np.inf]])})
+    assert "spread_error_ratio" not in lost
 
 
 def test_subset_all_evaluates_all_cases(tmp_path):

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
 from taskuq.recover._estimate import CrossFitEstimates, assign_folds, varnet_estimate
 from taskuq.recover._varnet import VarNet
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
-from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal, fit_noise_scale
+from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
 from taskuq.recover.sampler._train import VarNetEstimator
 from taskuq.training._determinism import seeded
 
@@ -134,32 +132,6 @@ def test_gradient_through_data_consistency(net, varnet):
     again = torch.zeros_like(residuals, requires_grad=True)
     full.images(again).square().sum().backward()
     assert again.grad.abs().max() < 1e-4 * grad.abs().max()
-
-
-def test_noise_scale_fits_held_out_errors():
-    """Errors are residuals of the network, 1.2 and 0.9 times as large as it draws them."""
-
-    def blind(part):
-        return SimpleNamespace(
-            scale=scale,
-            inputs=lambda: torch.zeros(400, 1, 8, 8),
-            sampled_fraction=lambda: torch.full((400,), part),
-            images=lambda residuals: residuals[:, :, 0] * scale.view(-1, 1, 1, 1),
-        )
-
-    def drawn(part, factor):
-        recover = SamplerRecovery(net, lambda _: blind(part), noise_scale=[factor] * 7)
-        return recover.batch([], samples=1, seeds=range(400))[:, 0]
-
-    with seeded(0):
-        net = SamplerNet(SamplerConfig(1, 1, width=4, decoder_channels=(4, 4)))
-        torch.nn.init.normal_(net.out.weight, std=0.3)
-        scale = torch.rand(400) + 0.5
-    torch.nn.init.zeros_(net.mean.weight)
-    cases = [(blind(part), drawn(part, factor)) for part, factor in ((0.25, 1.2), (0.0625, 0.9))]
-    fitted = fit_noise_scale(net, cases)
-    assert fitted == pytest.approx([1.2, 1.2, 1.2, 1.05, 0.9, 0.9, 0.9], abs=0.02)
-    torch.testing.assert_close(drawn(0.25, 2.5), 2.5 * drawn(0.25, 1))
 
 
 def test_each_case_has_the_network_of_its_fold(varnet):

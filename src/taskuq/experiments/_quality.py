@@ -65,6 +65,12 @@ def _spread_error_correlation(samples: Tensor, truth: Tensor) -> float:
     return float(spearmanr(spread.numpy(), error.numpy()).statistic)
 
 
+def _variance_and_error(samples: Tensor, truth: Tensor) -> tuple[float, float]:
+    """Return the mean squared error of the mean of exact posterior samples, and the real one."""
+    expected = samples.var(0).mean() * (1 + 1 / len(samples))
+    return float(expected), float((samples.mean(0) - truth).square().mean())
+
+
 def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
     shift = first.mean(0) - second.mean(0)
     # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values
@@ -155,9 +161,7 @@ class _QualityWork:
             truth.append(rss(image))
             if len(drawn) > 1:
                 correlation.append(_spread_error_correlation(drawn, truth[-1]))
-                variance.append(
-                    [float(drawn.var(0).mean()), float((drawn.mean(0) - truth[-1]).square().mean())]
-                )
+                variance.append(_variance_and_error(drawn, truth[-1]))
             means.append(drawn.mean(0))
             singles.append(drawn[0])
         true, mean = torch.stack(truth), torch.stack(means)
@@ -206,7 +210,7 @@ def _no_task(images: Any) -> Any:
     raise NotImplementedError
 
 
-SCHEMA, PIECES = "taskuq.quality/1", "taskuq.pieces/1"
+SCHEMA, PIECES = "taskuq.quality/1", "taskuq.pieces/2"
 HEADER = "judging.json"
 
 
@@ -322,7 +326,7 @@ def _row(found: Arrays) -> dict[str, Any]:
     row["volumes"], row["rejected"] = len(found["psnr"]), int(found["rejected"].sum())
     row["exact"] = int(np.isposinf(found["psnr"]).sum())
     variance, error = found["variance"].sum(0)
-    if error > 0:
+    if 0 < error < math.inf:
         row["spread_error_ratio"] = float(np.sqrt(variance / error))
     if (defined := found["correlation"][~np.isnan(found["correlation"])]).size:
         row["spread_error_correlation"] = float(np.mean(defined))

@@ -1,15 +1,14 @@
-"""One-step posterior sampling around a point estimate, and the fit of the noise scale."""
+"""One-step posterior sampling around a point estimate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,10 +16,8 @@ from taskuq._seeds import mix_seeds
 from taskuq.recover._compiled import CudaGraph, compile_methods, compile_region
 from taskuq.recover._methods import BatchRecovery, check_samples
 from taskuq.recover.sampler._network import (
-    ACCELERATIONS,
     Condition,
     SamplerNet,
-    nearest_acceleration,
     unflatten_samples,
 )
 
@@ -28,8 +25,6 @@ from taskuq.recover.sampler._network import (
 CHUNK_PIXELS = {"cuda": 2**22, "cpu": 2**16}
 # Cases that are estimated and encoded together on a GPU.
 GROUP = 16
-# Samples of each case, and candidates of the noise scale.
-SAMPLES, NOISE_SCALES = 8, (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 # Constants of the SplitMix64 generator, as signed integers of 64 bits.
 _STEP, _FIRST, _SECOND = (
     number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -88,45 +83,6 @@ def _hash_normal(seeds: Tensor, counter: Tensor) -> Tensor:
     return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
 
 
-@torch.no_grad()
-def fit_noise_scale(
-    net: SamplerNet, batches: Iterable[tuple[ConditionedBatch, Tensor]]
-) -> tuple[float, ...]:
-    """Fit the noise scale of each acceleration such that the sample spread matches the error."""
-    sums = torch.zeros(len(NOISE_SCALES), len(ACCELERATIONS), 2, dtype=torch.float64)
-    for number, (batch, truth) in enumerate(batches):
-        inputs, fraction = batch.inputs(), batch.sampled_fraction()
-        places, scale = nearest_acceleration(fraction).cpu(), batch.scale.view(-1, 1, 1)
-        rows = [mix_seeds(number, case) for case in range(len(inputs) * SAMPLES)]
-        size = net.noise_size(*inputs.shape[-2:])
-        noise = counter_normal(torch.tensor(rows, device=inputs.device), size)
-        noise = noise.view(len(inputs), SAMPLES, size)
-        condition = net.encode(inputs, fraction)
-        for k, factor in enumerate(NOISE_SCALES):
-            scaled = condition._replace(noise_scale=factor * condition.noise_scale)
-            images = batch.images(net.decode(scaled, noise)) / scale[:, None]
-            error = (images.mean(1) - truth / scale).square().mean((1, 2))
-            spread = images.var(1).mean((1, 2)) * (1 + 1 / SAMPLES)
-            both = torch.stack([spread, error], dim=1).double().cpu()
-            sums[k].index_add_(0, places, both)
-    spreads, errors = sums.numpy().transpose(2, 0, 1)
-    observed = np.flatnonzero(errors[0] > 0)
-    if len(observed) == 0:
-        return (1.0,) * len(ACCELERATIONS)
-    # Spread grows with the noise scale; where a network does not follow, the largest so far counts.
-    rising = np.maximum.accumulate(np.sqrt(spreads / np.maximum(errors, 1e-300)), axis=0)
-    factors = [np.interp(1.0, rising[:, place], NOISE_SCALES) for place in observed]
-    fitted = np.interp(np.arange(len(ACCELERATIONS)), observed, factors)
-    return tuple(round(float(factor), 4) for factor in fitted)
-
-
-def _noise_scale_at(noise_scale: Tensor, sampled_fraction: Tensor) -> Tensor:
-    place = -torch.log2(sampled_fraction.clamp_min(1 / ACCELERATIONS[-1]))
-    low = place.floor().long().clamp(0, len(noise_scale) - 2)
-    part = place - low
-    return noise_scale[low] * (1 - part) + noise_scale[low + 1] * part
-
-
 def _mixed_precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
@@ -138,7 +94,6 @@ class SamplerRecovery(BatchRecovery):
         net: Sampler, on the device to use.
         estimator: Function of measurements that returns estimates, on the same device.
         dtype: Precision of the sampler; default: bfloat16 on a GPU, float32 elsewhere.
-        noise_scale: Factor of the random part of residuals at each acceleration; default: 1.
     """
 
     def __init__(
@@ -147,13 +102,11 @@ class SamplerRecovery(BatchRecovery):
         estimator: Estimator,
         *,
         dtype: torch.dtype | None = None,
-        noise_scale: Sequence[float] | None = None,
     ) -> None:
-        self.net, self.estimator, self.noise_scale = net.eval(), estimator, noise_scale
+        self.net, self.estimator = net.eval(), estimator
         device = next(net.parameters()).device
         on_gpu = device.type == "cuda"
         self.dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
-        self._factors = None if noise_scale is None else torch.tensor(noise_scale, device=device)
         self._quick = net
         if on_gpu:
             self._quick = deepcopy(net).requires_grad_(False)
@@ -183,13 +136,9 @@ class SamplerRecovery(BatchRecovery):
         return torch.cat(images, dim=1)
 
     def _encode(self, batch: ConditionedBatch) -> Condition:
-        inputs, fraction = batch.inputs(), batch.sampled_fraction()
+        inputs = batch.inputs()
         with _mixed_precision(inputs.device, self.dtype):
-            condition = self._quick.encode(inputs, fraction)
-        if self._factors is None:
-            return condition
-        factor = _noise_scale_at(self._factors, fraction).view(-1, 1, 1, 1)
-        return condition._replace(noise_scale=factor * condition.noise_scale)
+            return self._quick.encode(inputs, batch.sampled_fraction())
 
     def _decode(self, batch: ConditionedBatch, condition: Condition, seeds: Tensor) -> Tensor:
         noise = counter_normal(seeds, self.net.noise_size(*condition.size))
@@ -232,5 +181,4 @@ class SamplerRecovery(BatchRecovery):
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # CUDA graphs cannot be pickled; they are captured again in another process.
-        again = partial(SamplerRecovery, dtype=self.dtype, noise_scale=self.noise_scale)
-        return again, (self.net, self.estimator)
+        return partial(SamplerRecovery, dtype=self.dtype), (self.net, self.estimator)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from taskuq._config import NonNegative, Size, Unit, Within, check_ranges, read_toml
-from taskuq._io import complete_record
+from taskuq._config import NonNegative, Size, Unit, Within, check_ranges
 from taskuq._seeds import per_case_random
 from taskuq.errors import InputError
 from taskuq.recover._cases import CoilAugmentation, RecoveryTraining, ScanRandomisation
 from taskuq.recover._compiled import Step, accelerate, inference_varnet
 from taskuq.recover._estimate import (
-    CrossFitDataset,
     CrossFitEstimates,
     EstimateConfig,
     VarNetEstimate,
@@ -47,7 +44,7 @@ from taskuq.recover.sampler._network import (
     nearest_acceleration,
     unflatten_samples,
 )
-from taskuq.recover.sampler._sample import ConditionedBatch, SamplerRecovery, fit_noise_scale
+from taskuq.recover.sampler._sample import ConditionedBatch, SamplerRecovery
 from taskuq.training._config import Batch, Recipe, TrainingConfig
 from taskuq.training._fit import TrainerOptions
 from taskuq.training._networks import NETWORKS, NetworkKind
@@ -273,8 +270,6 @@ PRESETS = {
     # For tests: 0.2 million parameters.
     "tiny": SamplerConfig(width=8, decoder_channels=(8, 16, 16)),
 }
-# Validation cases that fit the noise scale, at most, and how many are sampled together.
-SCALE_CASES, SCALE_BATCH = 400, 8
 PAPER = TrainingConfig(
     epochs=40,
     batch=16,
@@ -339,8 +334,6 @@ class SamplerMethod:
     estimate: Path | None = None  #: VarNet weights; default: those used in training.
     #: Precision; on a GPU, "auto" uses bfloat16 for samples and float16 for the estimate.
     precision: Literal["auto", "float32"] = "auto"
-    #: Scale the random part of samples by the factor fitted to validation patients.
-    inflate: bool = False
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("sampler", self.weights)
@@ -349,13 +342,8 @@ class SamplerMethod:
             load_estimator(path, self.estimate, VarNet).to(device),
             dtype=torch.float32 if exact else torch.float16,
         )
-        noise_scale = None
-        if self.inflate:
-            card = path.with_suffix(".toml")
-            with complete_record(card, "model card", "train it again, or remove inflate"):
-                noise_scale = [float(factor) for factor in read_toml(card)["noise_scale"]]
         dtype = torch.float32 if exact else None
-        return SamplerRecovery(net.to(device), estimator, dtype=dtype, noise_scale=noise_scale)
+        return SamplerRecovery(net.to(device), estimator, dtype=dtype)
 
 
 class SamplerTrainingMixin:
@@ -434,28 +422,7 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
         estimates = CrossFitEstimates(
             nets, self.augment, self.randomise, cuda_graphs=graphs, compiled=self.training.compile
         )
-        recipe = self.sampler_recipe("sampler", estimates, machine)
-        on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
-        net, device = cast(SamplerNet, recipe.network), "cuda" if on_gpu else "cpu"
-        return replace(recipe, on_end=partial(_fit_noise_scale, net, cases[1], estimates, device))
-
-
-def _fit_noise_scale(
-    net: SamplerNet, cases: CrossFitDataset, estimate: CrossFitEstimates, device: str
-) -> dict[str, Any]:
-    generator = torch.Generator(device).manual_seed(0)
-
-    def batches() -> Iterator[tuple[VarNetEstimate, Tensor]]:
-        chosen = np.linspace(0, len(cases) - 1, min(SCALE_CASES, len(cases))).astype(int)
-        for start in range(0, len(chosen), SCALE_BATCH):
-            rows = chosen[start : start + SCALE_BATCH]
-            batch = collate([cases[0, int(row)] for row in rows])
-            moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-            yield estimate(moved, generator)
-
-    noise_scale = fit_noise_scale(net.to(device).eval(), batches())
-    net.cpu()
-    return {"noise_scale": list(noise_scale)}
+        return self.sampler_recipe("sampler", estimates, machine)
 
 
 NETWORK = NetworkKind(
