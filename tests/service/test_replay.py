@@ -31,12 +31,17 @@ def test_skipped_repetitions_are_named(small, tmp_path):
     assert scan.skipped == ("16 lines skipped: a line with repetition 1; 0 is needed",)
 
 
-@pytest.mark.parametrize("spoil", ["no xml", "cut short", "a text"])
+@pytest.mark.parametrize("spoil", ["no xml", "an endless heap", "cut short", "a text"])
 def test_malformed_file_is_refused(small, tmp_path, spoil):
     path = written(small, tmp_path / "a.h5")
     if spoil == "no xml":
         with h5py.File(path, "a") as file:
             del file["dataset"]["xml"]
+    elif spoil == "an endless heap":
+        content = bytearray(path.read_bytes())
+        size = content.rindex(b"GCOL") + 24
+        content[size : size + 8] = (3000).to_bytes(8, "little")
+        path.write_bytes(content)
     else:
         path.write_bytes(path.read_bytes()[:3000] if spoil == "cut short" else b"a text")
     with refused("file.format", "MRD") as caught:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Literal, get_args
 from xml.etree import ElementTree
@@ -229,19 +230,38 @@ class _Header:
         )
 
 
+# The beginning of a global heap in an HDF5 file.
+_HEAP = b"GCOL\x01\0\0\0"
+
+
+def _check_heap(content: Any, start: int = 0) -> None:
+    """Refuse an HDF5 global heap with a zero-size entry, on which HDF5 2.0 would hang."""
+    place = start + 16
+    end = min(start + int.from_bytes(content[place - 8 : place], "little"), len(content))
+    while place + 16 <= end:
+        index, size = struct.unpack_from("<H6xQ", content, place)
+        if (step := 16 + -(-size // 8) * 8 if index else size) == 0:
+            raise OSError("an entry of its global heap has no size")
+        place += step
+
+
 class _CheckedFile(io.FileIO):
-    """File that refuses HDF5 global heaps with a zero-size entry, on which HDF5 2.0 would hang."""
+    """File whose HDF5 global heaps are checked when they are read."""
 
     def readinto(self, buffer: Any) -> int | None:
         count = super().readinto(buffer)
-        data, place = bytes(buffer[:count]), 16
-        end = min(int.from_bytes(data[8:16], "little"), len(data)) if data[:4] == b"GCOL" else 0
-        while place + 16 <= end:
-            index, size = struct.unpack_from("<H6xQ", data, place)
-            if (step := 16 + -(-size // 8) * 8 if index else size) == 0:
-                raise OSError("an entry of its global heap has no size")
-            place += step
+        if (content := bytes(buffer[:count]))[: len(_HEAP)] == _HEAP:
+            _check_heap(content)
         return count
+
+
+def check_heaps(path: Path) -> None:
+    """Check all global heaps of an HDF5 file, for libraries that open files themselves."""
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        start = content.find(_HEAP)
+        while start >= 0:
+            _check_heap(content, start)
+            start = content.find(_HEAP, start + len(_HEAP))
 
 
 @contextmanager

@@ -52,7 +52,10 @@ def read_mrd(path: Path, scan_id: str | None = None) -> _StoredScan:
     """Read a Cartesian scan from an MRD file; if no id is known, use the file's fingerprint."""
     import ismrmrd
 
+    from taskuq.data._volume import check_heaps
+
     try:
+        check_heaps(path)
         with ismrmrd.File(str(path), mode="r") as file:
             dataset = file["dataset"]
             xml, acquisitions = dataset.header.toXML(), list(dataset.acquisitions)
