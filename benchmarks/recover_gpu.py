@@ -8,9 +8,7 @@ The last part times the code of the paper's authors, if TASKUQ_AUTHORS names a c
 repository (github.com/jwen307/TaskUQ) and its requirements are installed.
 
 Weights are random, initialised as for training, but the couplings' last convolutions are random
-instead of zero, so that every kernel does its full work. Times are medians of CUDA events. The
-"plain" rows run the uncompiled network in float32 (convolutions in TF32) and compute the condition
-again for every chunk of 4 samples.
+instead of zero, so that every kernel does its full work. Times are medians of CUDA events.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from torch.utils.data import Dataset
 
 from taskuq.data import ArrayDataset
 from taskuq.measure import MRIMeasurement, fft2c, nested_masks, project_measured, rss
-from taskuq.measure._coils import to_channels, to_complex
+from taskuq.measure._coils import to_channels
 from taskuq.measure._fourier import project_null_space
 from taskuq.recover import FlowSampler, SamplerRecovery, VarNet, build
 from taskuq.recover._cases import MaskedDataset
@@ -42,7 +40,6 @@ from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow._train import PAPER, _FlowTraining
 from taskuq.recover.sampler._train import PAPER as SAMPLER_PAPER
 from taskuq.recover.sampler._train import VarNetEstimator, _SamplerTraining
-from taskuq.training._determinism import gaussian_rows
 from taskuq.training._fit import TrainerOptions, _fit
 
 SIZE, COILS = 320, 8
@@ -161,40 +158,6 @@ def start(flow: ConditionalFlow, generator: torch.Generator) -> None:
     flow.eval()
 
 
-def plain_outputs(
-    flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor, z: Tensor
-) -> Tensor:
-    """Return the task outputs of samples; the condition is computed anew for each chunk of 4."""
-    outputs = []
-    shapes = flow.latent_shapes(SIZE, SIZE)
-    sizes = [a * b * c for a, b, c in shapes]
-    with torch.no_grad():
-        for chunk in z.split(4):
-            latents = [
-                part.view(-1, h, w, c).permute(0, 3, 1, 2).contiguous()
-                for part, (c, h, w) in zip(chunk.split(sizes, dim=1), shapes, strict=True)
-            ]
-            x = flow.inverse(latents, flow.encode(to_channels(y)))
-            images = project_null_space(to_complex(x), mask[0]) + y
-            outputs.append(classifier(rss(images)))
-    return torch.cat(outputs)
-
-
-def plain_rows(
-    flow: ConditionalFlow,
-    plain_classifier: nn.Module,
-    y: Tensor,
-    mask: Tensor,
-    generator: torch.Generator,
-) -> None:
-    precision(flow, plain_classifier, y, mask)
-    z = torch.randn(32, 1_638_400, device="cuda", generator=generator)
-    plain = milliseconds(lambda: plain_outputs(flow, plain_classifier, y, mask, z), 3, 1)
-    report("flow, p=32, plain: chunks of 4, fp32", f"{plain:.1f} ms")
-    plain = milliseconds(lambda: plain_outputs(flow, plain_classifier, y, mask, z[:2]), 3, 1)
-    report("flow, p=2, plain", f"{plain:.1f} ms")
-
-
 def flow() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     net = published_flow()
@@ -205,7 +168,7 @@ def flow() -> None:
     classifier.load_state_dict(plain_classifier.state_dict())
     classifier = classifier.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)
 
-    plain_rows(net, plain_classifier, y, mask, generator)
+    precision(net, plain_classifier, y, mask)
     # The GPU holds the weights in bfloat16 and the classifier only.
     net.cpu()
     del plain_classifier
@@ -227,31 +190,10 @@ def flow() -> None:
             f"{ms:.2f} ms",
             f"{peak:.2f} GiB",
         )
-    parts(sampler, classifier)
     _, many, masks = case(generator, batch=16)
     for p in (32, 2):
         ms = milliseconds(lambda p=p: sampler(many, masks, samples=p, seeds=list(range(16))), 3, 1)
         report(f"flow, 16 slices in one call, p={p}, per slice", f"{ms / 16:.2f} ms")
-
-
-def parts(sampler: FlowSampler, classifier: nn.Module) -> None:
-    (recording,) = sampler._graphs.values()
-    (condition, _), (draws, _) = recording.steps
-    report("  condition alone", f"{milliseconds(condition.replay):.2f} ms")
-    report(
-        "  draws, consistency, ResNet-50, p=32",
-        f"{milliseconds(draws.replay):.2f} ms",
-    )
-    seeds = list(range(32))
-    report(
-        "  latents, p=32", f"{milliseconds(lambda: gaussian_rows(recording.latents, seeds)):.2f} ms"
-    )
-    magnitude = torch.rand(32, SIZE, SIZE, device="cuda")
-    recorded = CudaGraph(classifier)
-    report(
-        "  ResNet-50, 32 images",
-        f"{milliseconds(lambda: recorded(magnitude)):.2f} ms",
-    )
 
 
 def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor) -> None:
