@@ -110,8 +110,9 @@ def test_ratio_of_spread_and_error():
     found = {"psnr": zero, "rejected": zero, "correlation": zero, "variance": np.array(pairs)}
     expected = ((3 + 16 / 3) / 4) ** 0.5
     assert metric._row(found)["spread_error_ratio"] == pytest.approx(expected, rel=1e-5)
-    lost = metric._row({**found, "variance": np.array([[np.nan, np.inf]])})
-    assert "spread_error_ratio" not in lost
+    for lost in ([np.nan, np.inf], [np.inf, 1.0], [1.0, np.nan]):
+        row = metric._row({**found, "variance": np.array([lost])})
+        assert "spread_error_ratio" not in row
 
 
 def test_subset_all_evaluates_all_cases(tmp_path):

@@ -66,7 +66,7 @@ def _spread_error_correlation(samples: Tensor, truth: Tensor) -> float:
 
 
 def _variance_and_error(samples: Tensor, truth: Tensor) -> tuple[float, float]:
-    """Return the mean squared error of the mean of exact posterior samples, and the real one."""
+    """Return the squared error of the mean as predicted by the variance, and the actual one."""
     expected = samples.var(0).mean() * (1 + 1 / len(samples))
     return float(expected), float((samples.mean(0) - truth).square().mean())
 
@@ -326,7 +326,7 @@ def _row(found: Arrays) -> dict[str, Any]:
     row["volumes"], row["rejected"] = len(found["psnr"]), int(found["rejected"].sum())
     row["exact"] = int(np.isposinf(found["psnr"]).sum())
     variance, error = found["variance"].sum(0)
-    if 0 < error < math.inf:
+    if error > 0 and math.isfinite(variance + error):
         row["spread_error_ratio"] = float(np.sqrt(variance / error))
     if (defined := found["correlation"][~np.isnan(found["correlation"])]).size:
         row["spread_error_correlation"] = float(np.mean(defined))
