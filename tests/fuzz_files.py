@@ -157,7 +157,7 @@ CONFIGS = {
     "card-ct": f"{BUNDLED}/ct-sampler-chest",
     "run": "atlas/run-two-tasks", "quality": "lgg/quality", "masks": "atlas/masks",
     "ct": "chest/run-sampler", "varnet": "atlas/varnet", "flow": "atlas/flow",
-    "sampler": "atlas/sampler-task", "ct-sampler": "chest/ct-sampler",
+    "sampler": "lgg/sampler-task", "ct-sampler": "chest/ct-sampler",
     "simclr": "atlas/simclr", "classifier": "atlas/classifier-adversarial",
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Widths against the number of samples
 
 The figure shows the mean interval width against the number of posterior samples. The score `lwr` needs many samples,
-because it relies on their spread. For `mlwr`, which shrinks the spread towards a typical value, about four
-samples are enough.
+because it relies on their spread. The score `mlwr`, which shrinks the spread towards a typical value, needs
+fewer.
 """
 
 import taskuq as tq

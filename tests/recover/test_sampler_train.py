@@ -104,7 +104,8 @@ def test_task_terms_fade_in():
 def test_task_terms_are_scores_of_task_outputs():
     generator = torch.Generator().manual_seed(0)
     images, truth = torch.randn(5, 4, 6, 6, generator=generator), torch.zeros(5, 6, 6)
-    found = losses.SamplerLoss(truths, task=Steep())._task_scores(images, truth)
+    pairs = losses.SamplerLoss(truths, task=Steep())._task_values(images, truth)
+    found = losses._task_scores(pairs)
     assert torch.allclose(found[:, 0], losses._fair_crps(3 * images.sum((2, 3)), torch.zeros(5)))
     assert torch.allclose(found[:, 2], losses._energy_score(images.relu(), truth))
 
@@ -190,8 +191,25 @@ class Given(SamplerNet):
         return self.samples[:, :, None]
 
 
-def test_limited_task_term_scales_with_uncertainty():
-    """The task's share of the gradient is limit times root of uncertainty times that of images."""
+@pytest.mark.parametrize(("deviation", "sign"), [(0.8, 1), (1.0, 0), (1.25, -1)])
+def test_spread_is_rewarded_where_task_outputs_lack_it(deviation, sign):
+    generator, share = torch.Generator().manual_seed(0), torch.full((CASES,), 0.25)
+    batch = {"share": share, "progress": 1.0}
+    batch["image"] = torch.randn(CASES, SIDE, SIDE, generator=generator)
+    net, terms = Spread(deviation), losses.TaskLossConfig(gradient_limit=1e6)
+    loss = losses.SamplerLoss(truths, losses.ImageLossConfig(pool_sizes=()), 4, terms, Steep())
+    slopes = []
+    for _ in range(20):
+        net.deviation.grad = None
+        loss(net, batch, generator.manual_seed(1)).backward()
+        slopes.append(float(net.deviation.grad))
+    reward = net.sizes[:, -1] / (20 * losses.REWARD_RATE)
+    assert torch.equal(reward.nonzero().flatten(), torch.tensor([2]))
+    assert float(reward[2]) == pytest.approx(0.08 * sign, abs=0.05)
+    assert not sign or sign * (slopes[0] - slopes[-1]) > 0
+
+
+def test_limited_task_term_is_as_strong_at_every_acceleration():
     generator, shares = torch.Generator().manual_seed(0), torch.tensor([0.5, 0.125]).repeat(50)
     size = torch.where(shares < 0.2, 1.0, 0.01)
     truth = size.view(-1, 1, 1) * torch.randn(100, SIDE, SIDE, generator=generator)
@@ -204,8 +222,6 @@ def test_limited_task_term_scales_with_uncertainty():
         losses.SamplerLoss(truths, image, 4, terms, task)(net, batch, generator).backward()
         gradients.append(net.samples.grad)
     pull, both = gradients
-    uncertain = net.sizes[:, 2][net.sizes[:, 2] > 0]
-    assert uncertain.min() < 0.1 * uncertain.max()
-    for share, part in ((0.125, 1.0), (0.5, float((uncertain.min() / uncertain.max()).sqrt()))):
+    for share in (0.125, 0.5):
         norms = [x[shares == share].flatten(1).norm(dim=1).mean() for x in (both - pull, pull)]
-        assert float(norms[0] / norms[1]) == pytest.approx(0.5 * part, rel=1e-3)
+        assert float(norms[0] / norms[1]) == pytest.approx(0.5, rel=1e-3)

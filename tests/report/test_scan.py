@@ -26,14 +26,14 @@ def test_the_shown_scan_is_the_explorers(open_page, run_dir, tmp_path, alpha):
     scan = one_scan(policy, read_folder(tmp_path / "run"))
     page = open_page(write_report(tmp_path / "run"), fragment=f"#slice={scan.shown}")
     cells = page.locator("[data-part=numbers] td[data-cell=report]").all_inner_texts()
-    reported = [cell if cell != "–" else "no interval yet" for cell in cells]
+    reported = [cell if cell != "–" else "no interval" for cell in cells]
     rows = page.locator("[data-part=scan] ol > li").all()[:-2]
     assert len(rows) == min(int(page.get_attribute("#explorer", "data-stop")) + 1, len(cells))
     assert [row.locator("span").inner_text() for row in rows] == reported[: len(rows)]
     assert [row.locator("rect").count() for row in rows] == [
-        int(text != "no interval yet") for text in reported[: len(rows)]
+        int(text != "no interval") for text in reported[: len(rows)]
     ]
-    assert any(text != "no interval yet" for text in reported) == (alpha == 0.1)
+    assert any(text != "no interval" for text in reported) == (alpha == 0.1)
 
 
 def test_a_case_that_the_policy_was_calibrated_on_is_called_so(run_dir):

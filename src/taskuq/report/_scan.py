@@ -126,7 +126,7 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -
             "dots": [x(v) for v in one.outputs],
             "decision": "stop" if one.stops else "continue",
             "stops": one.stops,
-            "text": f"{shown(low_end)} to {shown(high_end)}" if one.stops else "no interval yet",
+            "text": f"{shown(low_end)} to {shown(high_end)}" if one.stops else "no interval",
             "from": x(low_end),
             "width": max(x(high_end) - x(low_end), 1.0),
         })  # fmt: skip

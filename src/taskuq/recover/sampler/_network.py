@@ -222,8 +222,9 @@ class SamplerNet(nn.Module):
         for last in (self.mean, self.amplitude, self.out):
             nn.init.normal_(last.weight, std=1e-3)
             nn.init.zeros_(last.bias)  # type: ignore[arg-type]
-        # Running means of each loss, and of the gradients of images and task, by acceleration.
-        self.register_buffer("sizes", torch.zeros(len(ACCELERATIONS), SCORES + GRADIENTS))
+        # By acceleration: running means of the losses, of half of the distance of two samples' raw
+        # outputs, and of the norms of the gradients of images and task; the reward for spread.
+        self.register_buffer("sizes", torch.zeros(len(ACCELERATIONS), NORMS + 3))
 
     def noise_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Return the number of maps, height and width of the noise at each level, finest first."""
@@ -307,9 +308,9 @@ def encode_fraction(fraction: Tensor) -> Tensor:
 
 # The accelerations of running means; others count as the nearest.
 ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
-# Losses of the images and of a task network's raw output, output and features; norms of the
-# gradients of image loss and task loss, at the images.
-SCORES, GRADIENTS = 4, 2
+# Number of losses: of the images and of a task network's raw output, output and features. The
+# first column of the norms of gradients.
+SCORES, NORMS = 4, 5
 
 
 def nearest_acceleration(fraction: Tensor) -> Tensor:

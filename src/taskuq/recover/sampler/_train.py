@@ -38,6 +38,7 @@ from taskuq.recover._varnet import VarNet
 from taskuq.recover._varnet_training import VarNetTraining
 from taskuq.recover.sampler._network import (
     ACCELERATIONS,
+    NORMS,
     SCORES,
     SamplerConfig,
     SamplerNet,
@@ -68,11 +69,14 @@ def _fair_score(size: Callable[[Tensor], Tensor], samples: Tensor, truth: Tensor
         text = "samples must be (case, at least two, ...) and the truth (case, ...), got "
         text += f"{tuple(samples.shape)} and {tuple(truth.shape)}"
         raise InputError(text, code="shape.mismatch")
+    return size(samples - truth[:, None]).mean(1) - _half_distance(size, samples)
+
+
+def _half_distance(size: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
+    """Return half of the mean distance of two different samples."""
     count = samples.shape[1]
-    off = size(samples - truth[:, None]).mean(1)
     pairs = sum(size(samples[:, k:] - samples[:, k - 1 : k]).sum(1) for k in range(1, count))
-    score: Tensor = off - pairs / (count * (count - 1))
-    return score
+    return torch.as_tensor(pairs / (count * (count - 1)))
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class ImageLossConfig:
 SampleCount = Annotated[int, Within("[2, 1e6]")]
 # Decay of the running means of losses, and samples of a validation case.
 DECAY, VALIDATION_SAMPLES = 0.98, 8
+# Change of the reward for spread in a step, and its range.
+REWARD_RATE, REWARDS = 0.01, (-0.5, 4.0)
 # Values of a task network that are scored, and their weight, all together, next to the images' when
 # checkpoints are compared.
 TASK_SCORES, TASK_WEIGHT = ("raw", "output", "features"), 0.25
@@ -161,26 +167,28 @@ class SamplerLoss:
             return (score / _update_running_means(net.sizes, place, score)).mean()
         # Gradients at the images, separately; then back through the network once.
         leaf = images.detach().requires_grad_()
-        score, task_scores = self.image(leaf, truth)[:, None], self._task_scores(leaf, truth)
-        scores = torch.cat([score, task_scores], dim=1).detach()
+        score, pairs = self.image(leaf, truth)[:, None], self._task_values(leaf, truth)
+        task_scores = _task_scores(pairs)
+        spreads = [_half_distance(torch.abs, x).flatten(1).mean(1) for x, _ in pairs[:2]]
+        scores = torch.cat([score, task_scores, spreads[0][:, None]], dim=1).detach()
         sizes = _update_running_means(net.sizes, place, scores)
+        rewards = _update_rewards(net.sizes)[place]
         own = (score / sizes[:, :1]).mean()
         # Python numbers, not a tensor, whose copy a GPU would wait for.
         weights = task_loss.logits, task_loss.outputs, task_loss.features
-        parts = (task_scores / sizes[:, 1:]).unbind(1)
+        parts = list((task_scores / sizes[:, 1:SCORES]).unbind(1))
+        for k, spread in enumerate(spreads):
+            parts[k] = parts[k] - rewards * spread / sizes[:, 1 + k]
         task = torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
         (image_gradient,) = torch.autograd.grad(own, leaf)
         (task_gradient,) = torch.autograd.grad(task.mean(), leaf)
         gradients = (image_gradient, task_gradient)
         norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in gradients]
-        means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
+        means = _update_running_means(net.sizes[:, NORMS:], place, torch.stack(norms, dim=1))
         bound = task_loss.gradient_limit * (means[:, 0] / means[:, 1])
-        # After the limit: before it, terms that the limit makes small would count alike everywhere.
-        # The root, so that rounds that leave little uncertainty are not neglected.
-        uncertain = (sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)).sqrt()
-        weight = (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1)
-        back = (images * (image_gradient + fade * weight * task_gradient)).sum()
-        return (own + fade * (uncertain * task).mean()).detach() + back - back.detach()
+        weight = (fade * bound.clamp_max(1)).view(-1, 1, 1, 1)
+        back = (images * (image_gradient + weight * task_gradient)).sum()
+        return (own + fade * task.mean()).detach() + back - back.detach()
 
     def validate(
         self, net: nn.Module, batch: Batch, generator: torch.Generator
@@ -195,7 +203,7 @@ class SamplerLoss:
             "peak": truth.amax((1, 2)),
         }
         if self.task is not None:
-            scores = self._task_scores(images, truth)
+            scores = _task_scores(self._task_values(images, truth))
             values |= dict(zip(TASK_SCORES, scores.unbind(1), strict=True))
         return values
 
@@ -209,7 +217,8 @@ class SamplerLoss:
         residuals = forward(inputs, estimates.sampled_fraction(), noise)
         return estimates, truth / scale, estimates.images(residuals.float()) / scale[:, None]
 
-    def _task_scores(self, images: Tensor, truth: Tensor) -> Tensor:
+    def _task_values(self, images: Tensor, truth: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return raw outputs, outputs and features of samples, each with those of the truth."""
         assert self.task is not None
         if isinstance(self.task, nn.Module):
             self.task.to(images.device)
@@ -219,9 +228,25 @@ class SamplerLoss:
                 targets = self.task.inside(truth)
             flat = self.task.inside(images.flatten(0, 1))
         outputs = [unflatten_samples(part, len(images)) for part in flat]
-        pairs = list(zip(outputs, targets, strict=True))
-        scores = [_fair_crps(*pairs[0]), _fair_crps(*pairs[1]), _energy_score(*pairs[2])]
-        return torch.stack(scores, dim=1)
+        return list(zip(outputs, targets, strict=True))
+
+
+def _task_scores(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    scores = [_fair_crps(*pairs[0]), _fair_crps(*pairs[1]), _energy_score(*pairs[2])]
+    return torch.stack(scores, dim=1)
+
+
+@torch.no_grad()
+def _update_rewards(sizes: Tensor) -> Tensor:
+    """Update and return the rewards for spread.
+
+    Exact samples are as far from the truth as from each other, so that the mean fair CRPS is half
+    of the mean distance of two samples.
+    """
+    score, half, rewards = sizes[:, 1], sizes[:, SCORES], sizes[:, -1]
+    missing = torch.log((score + half).clamp_min(1e-12) / (2 * half).clamp_min(1e-12))
+    rewards.copy_((rewards + REWARD_RATE * missing).clamp(*REWARDS))
+    return rewards
 
 
 @torch.no_grad()
