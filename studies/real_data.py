@@ -73,7 +73,10 @@ def main(arguments: list[str] | None = None) -> None:
     if len(given) not in (1, 3) or given[1:2] not in ([], ["--into"]):
         print("python -m studies.real_data RUNS [--into docs/results/real-data.md]")
         return
-    runs = {network: read_records(Path(given[0]) / network) for network in NETWORKS}
+    folders = {network: Path(given[0]) / network for network in NETWORKS}
+    if missing := [str(path) for path in folders.values() if not path.is_dir()]:
+        raise SystemExit(f"{' and '.join(missing)} missing; docs/results/real-data.md makes them")
+    runs = {network: read_records(path) for network, path in folders.items()}
     for name, write in TABLES.items():
         if len(given) == 1:
             print(f"{write(runs)}\n")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter, signature
 
@@ -72,11 +73,12 @@ def test_same_seed_gives_same_record(table, tmp_path, capsys):
 
 def test_calibrate_then_predict(table, tmp_path, capsys):
     bound, intervals = tmp_path / "bound.json", tmp_path / "intervals.csv"
-    assert run("calibrate", table, "--acceleration", "8", "--alpha", "0.1", "-o", bound) == 0
+    loaded = tq.TaskOutputs.load(table)
+    sites = replace(loaded, site=np.zeros(loaded.cases)).save(tmp_path / "sites.npz")
+    assert run("calibrate", sites, "--acceleration", "8", "--alpha", "0.1", "-o", bound) == 0
     assert run("predict", bound, table, "-o", intervals) == 0
     with intervals.open() as file:
         rows = list(csv.DictReader(file))
-    loaded = tq.TaskOutputs.load(table)
     interval = tq.load_bound(bound)(loaded.outputs[1])
     assert [float(row["lower"]) for row in rows] == list(interval.lower)
     assert np.mean([int(row["covered"]) for row in rows]) > 0.85

@@ -70,7 +70,7 @@ def test_demo_without_torch_begins_nothing(tmp_path, monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     printed = refused(["demo", "--fast", "-o", str(tmp_path / "demo")], capsys)
-    assert "taskuq[mri]" in printed
+    assert "taskuq[demo]" in printed
     assert "1/4" not in printed
     assert not (tmp_path / "demo").exists()
 

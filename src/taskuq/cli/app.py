@@ -207,7 +207,8 @@ def _describe(error: Exception, words: Sequence[str]) -> tuple[int, str]:
             place = " ".join(filter(None, ("taskuq", _command(words), "--help")))
             return 2, f"{str(error).rstrip('.?')}; see {place}"
         case ModuleNotFoundError() if (name := (error.name or "").partition(".")[0]) in EXTRAS:
-            return 2, f"{error.name} is not installed; run pip install 'taskuq[{EXTRAS[name]}]'"
+            extra = "demo" if words[:1] == ["demo"] else EXTRAS[name]
+            return 2, f"{error.name} is not installed; run pip install 'taskuq[{extra}]'"
         case _ if is_out_of_memory(error):
             why = "" if isinstance(error, MemoryError) else f" ({first_line(error):.120})"
             return 1, f"out of memory{why}; reduce --batch or free memory"

@@ -74,9 +74,9 @@ def calibrate(
             raise InputError("--by-label needs a table with labels", code="groups.missing")
         bound = calibrate_arrays(
             loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group,
-            site=loaded.site, unit=unit, cases=app.parse_number_or_name(cases), delta=delta,
-            side=side, task_range=loaded.task_range, label=loaded.label if by_label else None,
-            condition_on=within, acceleration=R,
+            site=loaded.site if unit == "site" else None, unit=unit, delta=delta, side=side,
+            cases=app.parse_number_or_name(cases), task_range=loaded.task_range,
+            label=loaded.label if by_label else None, condition_on=within, acceleration=R,
         )  # fmt: skip
     app.print_table_notes(loaded)
     app.print_message(str(bound))

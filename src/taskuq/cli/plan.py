@@ -170,7 +170,7 @@ def simulate(
     budget: str = "1",
     goal: _Goal = GOAL,
     samples: str | None = None,
-    splits: int = 10_000,
+    splits: int = 1000,
     range: app.Range = None,
     task: str | None = None,
     tuning_repeats: int = 10,

@@ -41,6 +41,7 @@ SEVERAL = (
     "Several policies were simulated and none of them is stored with this run. No numbers are "
     "shown: choosing the best of them would void the guarantee."
 )
+PAPER_SCORES = ("ar", "lwr", "cqr")
 # Standard errors by which a measured mean may fall below its target by chance.
 CHANCE = 2.0
 MISSING = "none; no record of this experiment is stored with the run."
@@ -186,9 +187,10 @@ def _first_sentence(text: object) -> str:
 
 
 def _baseline(contents: Contents, best: Record | None) -> Record | None:
-    """Return the result of the baseline policy 'paper' with the highest acceleration, or None."""
+    """Return the result of the paper's policy and scores with the highest acceleration, or None."""
     for rows in contents.simulations.values():
         if best is not None and best["policy"] != "paper" and any(row is best for row in rows):
+            rows = [r for r in rows if r["score"] in PAPER_SCORES]
             paper = [r for r in rows if r["policy"] == "paper" and r["samples"] == best["samples"]]
             return max(paper, key=lambda r: number(r["mean_acceleration"]), default=None)
     return None
