@@ -10,7 +10,6 @@ A failed step ends the run. The manual steps are printed at the end.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -19,7 +18,6 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-import uuid
 import venv
 import zipfile
 from collections.abc import Callable
@@ -41,13 +39,11 @@ bound = tq.calibrate(outputs, truth, alpha=0.1)
 assert bound(outputs).contains(truth).mean() >= 0.9
 assert tq.__version__ == {version!r}, tq.__version__
 """
-# Name, version and licence of each package of an environment.
+# Name and version of each package of an environment.
 PACKAGES = """
 import json
 from importlib.metadata import distributions
-print(json.dumps(sorted(
-    {(d.name, d.version, d.metadata["License-Expression"] or "") for d in distributions()}
-)))
+print(json.dumps(sorted({(d.name, d.version) for d in distributions()})))
 """
 # Files that an sdist must hold, and folders of which it must hold something.
 DOCUMENTS = {
@@ -61,7 +57,6 @@ Manual steps:
   - make test; make demo from a fresh clone; look at the report and at make docs
   - tag the revision, upload dist/*, check the page of the package index
 """
-
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION: str = PROJECT["version"]
@@ -110,34 +105,6 @@ def build_twice(out: Path) -> str:
     return "the bytes of both are those of a second build"
 
 
-def bill_of_materials(packages: list[list[str]]) -> dict[str, object]:
-    """Return a CycloneDX 1.5 bill of materials for packages, given as [name, version, licence]."""
-    components: list[dict[str, object]] = [
-        {
-            "type": "library", "name": name, "version": number, "bom-ref": f"{name}@{number}",
-            "purl": f"pkg:pypi/{name.lower().replace('_', '-')}@{number}",
-            **({"licenses": [{"expression": licence}]} if licence else {}),
-        }
-        for name, number, licence in sorted(packages)
-        if name not in ("taskuq", "pip", "setuptools")
-    ]  # fmt: skip
-    digest = hashlib.sha256(json.dumps(components).encode()).digest()
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "serialNumber": f"urn:uuid:{uuid.UUID(bytes=digest[:16], version=5)}",
-        "version": 1,
-        "metadata": {
-            "component": {
-                "type": "library", "name": "taskuq", "version": VERSION,
-                "bom-ref": f"taskuq@{VERSION}", "purl": f"pkg:pypi/taskuq@{VERSION}",
-                "licenses": [{"license": {"id": "MIT"}}],
-            }
-        },
-        "components": components,
-    }  # fmt: skip
-
-
 def check_metadata(out: Path) -> str:
     made = sorted(map(str, out.glob("taskuq-*")))
     run(sys.executable, "-m", "twine", "check", "--strict", *made)
@@ -184,9 +151,6 @@ def try_in_empty(archive: Path, extras: str) -> str:
             if not (folder / "demo/report.html").exists():
                 raise SystemExit(f"{archive.name}: the demo wrote no report")
         packages = json.loads(run(python, "-c", PACKAGES, cwd=folder))
-    suffix = extras.strip("[]") or "light"
-    bill = archive.parent / f"bom-{VERSION}-{suffix}.cdx.json"
-    bill.write_text(json.dumps(bill_of_materials(packages), indent=1) + "\n")
     if not extras:
         require_no_torch(packages)
     return f"{archive.name}{extras} works; {len(packages)} packages in its environment"
@@ -194,7 +158,7 @@ def try_in_empty(archive: Path, extras: str) -> str:
 
 def require_no_torch(packages: list[list[str]]) -> None:
     """Check that an installation without extras has no torch or other large packages."""
-    names = {name.lower().replace("_", "-") for name, *_ in packages}
+    names = {name.lower().replace("_", "-") for name, _ in packages}
     if heavy := sorted(name for name in names if name in HEAVY or name.startswith("nvidia-")):
         raise SystemExit(f"without extras, {', '.join(heavy)} came along")
 
@@ -241,7 +205,7 @@ def _line(folder: Path, wheel: Path, python: str, resolution: str, extra: str) -
     place.mkdir()
     steps = [("-c", ARRAYS), *(("-m", "taskuq", *words.split()) for words in COMMANDS)]
     worked = [run_alone(place, here, *step).returncode for step in steps][1:].count(0)
-    found = {name: number for name, number, _ in json.loads(run(here, "-c", PACKAGES))}
+    found = dict(json.loads(run(here, "-c", PACKAGES)))
     number = run(here, "-c", "import platform; print(platform.python_version())").strip()
     names = " | ".join(found.get(name, "none") for name in ("numpy", "cyclopts", "numba"))
     which = {"highest": "newest", "lowest-direct": "lowest"}[resolution]
