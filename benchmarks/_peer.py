@@ -35,6 +35,7 @@ ALPHA, SPLIT, SCORES = 0.05, 0.7, ("ar", "lwr", "cqr")
 # For how long a score is timed, and the smallest number of splits.
 SECONDS, FEWEST = 1.0, 3
 Ends = Any  # lower and upper ends
+Recipe = Callable[..., Ends]
 
 
 class Cases:
@@ -56,22 +57,13 @@ class Cases:
         return np.quantile(self.outputs, [ALPHA / 2, 1 - ALPHA / 2], axis=1).T
 
 
-def taskuq_ar(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
-    import taskuq as tq
+def taskuq(score: str) -> Recipe:
+    def recipe(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
+        import taskuq as tq
 
-    return tq.calibrate(x.outputs[fold], x.z[fold], alpha=alpha, score="ar")(x.outputs[test])
+        return tq.calibrate(x.outputs[fold], x.z[fold], alpha=alpha, score=score)(x.outputs[test])
 
-
-def taskuq_lwr(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
-    import taskuq as tq
-
-    return tq.calibrate(x.outputs[fold], x.z[fold], alpha=alpha, score="lwr")(x.outputs[test])
-
-
-def taskuq_cqr(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
-    import taskuq as tq
-
-    return tq.calibrate(x.outputs[fold], x.z[fold], alpha=alpha, score="cqr")(x.outputs[test])
+    return recipe
 
 
 def mapie_ar(x: Cases, fold: Any, test: Any, alpha: float) -> Ends:
@@ -187,11 +179,10 @@ def authors(x: Cases, score: str, fold: Any, test: Any, alpha: float) -> Ends:
     return code.conformal_inference(given[test], q, alpha=alpha, conformal_method=method)[:2]
 
 
-Recipe = Callable[..., Ends]
 # The package of each, and its recipe for each score that it offers: crepes takes no pair of
 # quantiles, and TorchCP's locally weighted score trains a model of the spread, and takes none.
 PEERS: dict[str, tuple[str, dict[str, Recipe]]] = {
-    "taskuq": ("taskuq", {"ar": taskuq_ar, "lwr": taskuq_lwr, "cqr": taskuq_cqr}),
+    "taskuq": ("taskuq", {score: taskuq(score) for score in SCORES}),
     "MAPIE": ("mapie", {"ar": mapie_ar, "lwr": mapie_lwr, "cqr": mapie_cqr}),
     "crepes": ("crepes", {"ar": crepes_ar, "lwr": crepes_lwr}),
     "puncc": ("puncc", {"ar": puncc_ar, "lwr": puncc_lwr, "cqr": puncc_cqr}),

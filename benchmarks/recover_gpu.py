@@ -185,11 +185,8 @@ def flow() -> None:
     for p in (2, 32):
         peak = peak_gib(lambda p=p: slice_at(p))
         ms = milliseconds(lambda p=p: slice_at(p), 20, 3)
-        report(
-            f"flow, one slice with ResNet-50 and interval, p={p}",
-            f"{ms:.2f} ms",
-            f"{peak:.2f} GiB",
-        )
+        what = f"flow, one slice with ResNet-50 and interval, p={p}"
+        report(what, f"{ms:.2f} ms", f"{peak:.2f} GiB")
     _, many, masks = case(generator, batch=16)
     for p in (32, 2):
         ms = milliseconds(lambda p=p: sampler(many, masks, samples=p, seeds=list(range(16))), 3, 1)
@@ -207,12 +204,8 @@ def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Ten
         del sampler
     exact, rounded = results[torch.float32], results[torch.bfloat16]
     change, spread = (rounded - exact).abs().mean().item(), exact.std().item()
-    report(
-        "bf16: mean change of output / posterior spread",
-        f"{change / spread:.4f}",
-        "",
-        f"spread {spread:.2e}",
-    )
+    what = "bf16: mean change of output / posterior spread"
+    report(what, f"{change / spread:.4f}", "", f"spread {spread:.2e}")
 
 
 def decibels(found: Tensor, expected: Tensor) -> float:
@@ -360,9 +353,8 @@ def authors(config: dict[str, Any] | None = None, device: str = "cuda") -> None:
         optimiser.step()
 
     net.requires_grad_(True)
-    report(
-        f"authors' training step of the flow, {len(image)} slices", f"{milliseconds(train):.0f} ms"
-    )
+    what = f"authors' training step of the flow, {len(image)} slices"
+    report(what, f"{milliseconds(train):.0f} ms")
 
 
 def main() -> None:
