@@ -480,7 +480,10 @@ class ResidualFlowSampler(BatchRecovery):
             again = rejected[0].nonzero()[:, 0].tolist()
             self.cooled += len(again) if attempt == ATTEMPTS else 0
             cooled = deviation * 0.5 ** max(0, attempt - ATTEMPTS + 1)
-            errors[again] = draw((indices[k] for k in again), attempt, cooled)
+            # On a GPU always as many samples: code would be compiled for each number.
+            drawn = list(range(len(indices))) if self.device.type == "cuda" else again
+            new = draw((indices[k] for k in drawn), attempt, cooled)
+            errors[again] = new[[drawn.index(k) for k in again]]
             return invalid()
 
         errors = draw(indices, 0, deviation)
