@@ -55,6 +55,13 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
         load_weights(network, path)
 
 
+def is_float32(precision: str) -> bool:
+    """Turn off the lower precision that GPUs have for convolutions by default, for float32."""
+    if precision == "float32":
+        torch.backends.cudnn.allow_tf32 = False
+    return precision == "float32"
+
+
 def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
     """Divide each image by a power of two, to a maximum in [1/2, 1); return images and divisors."""
     images = images.to(torch.complex64)

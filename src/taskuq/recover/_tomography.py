@@ -30,7 +30,13 @@ from taskuq.measure._tomography import (
 )
 from taskuq.recover._cases import CoilAugmentation, random_round
 from taskuq.recover._estimate import CrossFitConfig, by_network, load_estimator
-from taskuq.recover._methods import RECOVERIES, BatchRecovery, init_weights, load_network
+from taskuq.recover._methods import (
+    RECOVERIES,
+    BatchRecovery,
+    init_weights,
+    is_float32,
+    load_network,
+)
 from taskuq.recover._varnet import UNet
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 from taskuq.recover.sampler._sample import SamplerRecovery
@@ -316,7 +322,7 @@ class CTSamplerMethod:
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("ct-sampler", self.weights)
         unrolled = load_estimator(path, self.estimate, _UnrolledNet).to(device)
-        dtype = torch.float32 if self.precision == "float32" else None
+        dtype = torch.float32 if is_float32(self.precision) else None
         return SamplerRecovery(net.to(device), partial(_estimate_scans, unrolled), dtype=dtype)
 
 

@@ -30,6 +30,7 @@ from taskuq.recover._methods import (
     RECOVERIES,
     MeasurementLike,
     init_weights,
+    is_float32,
     load_network,
     rescale_pow2,
     stack_measurements,
@@ -362,7 +363,7 @@ class SamplerMethod:
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("sampler", self.weights)
-        exact = self.precision == "float32"
+        exact = is_float32(self.precision)
         estimator = VarNetEstimator(
             load_estimator(path, self.estimate, VarNet).to(device),
             dtype=torch.float32 if exact else torch.float16,
