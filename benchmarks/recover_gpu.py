@@ -169,7 +169,6 @@ def flow() -> None:
     classifier = classifier.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)
 
     precision(net, plain_classifier, y, mask)
-    # The GPU holds the weights in bfloat16 and the classifier only.
     net.cpu()
     del plain_classifier
     gc.collect()  # recorded graphs of earlier sections hold memory until they are collected

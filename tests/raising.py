@@ -1,7 +1,5 @@
 """Match errors by their code, not by their wording."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

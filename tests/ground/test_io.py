@@ -1,7 +1,5 @@
 """Files: locks, JSON keys, durability, decompression bombs."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

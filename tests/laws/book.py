@@ -1,7 +1,5 @@
 """All guarantees of the documentation, one law each, with its populations."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

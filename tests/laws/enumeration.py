@@ -6,8 +6,6 @@ choices of the new unit must be at most alpha, in fractions, for every populatio
 targets go in through the public functions; intervals and decisions come out.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

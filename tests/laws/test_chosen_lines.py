@@ -4,8 +4,6 @@ Patients are signals of a few numbers ("lines"), of which one decides the task. 
 first; a rule chooses the next one from what was measured, round by round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 

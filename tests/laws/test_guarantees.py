@@ -1,7 +1,5 @@
 """Every guarantee of the documentation holds on every population, and none of them vacuously."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

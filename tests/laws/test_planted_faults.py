@@ -1,7 +1,5 @@
 """The harness can fail: each family of guarantees has a fault that it must find."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial

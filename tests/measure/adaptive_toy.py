@@ -1,7 +1,5 @@
 """A small scanner with patients whose columns vary, and samples that need no network."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

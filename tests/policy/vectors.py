@@ -6,8 +6,6 @@ Plan policies of every kind and score of the specification on a synthetic table,
 decisions about synthetic cases to docs/schemas/decide-vectors.json.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from studies import paper, pictures, samplers
+from studies import compare, paper, pictures
+
+import taskuq as tq
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/results"
@@ -30,12 +32,48 @@ def test_tables_of_the_paper_are_those_of_its_records(run):
     assert {name: found[f"{run} {name}"] for name in expected} == expected
 
 
-def test_tables_of_samplers_are_those_of_the_bundled_record_and_table():
-    assert blocks(RESULTS / "samplers.md") == {
-        "quality": samplers.quality(),
-        "spread": samplers.spread(),
-        "calibration": samplers.calibration(),
-    }
+def test_calibration_in_the_card_is_that_of_the_bundled_table():
+    expected = [
+        [one.round.removeprefix("R = "), f"{one.crps.value:.4f}", f"{one.outside.value:.3f}",
+         f"{one.spread_over_error.value:.2f}", f"{one.bias.value:.3f}"]
+        for one in tq.diagnose(tq.TaskOutputs.load("atlas-sampler")).results if one.label is None
+    ]  # fmt: skip
+    assert rows_of(ROOT / "src/taskuq/training/bundled/sampler-atlas.md") == expected
+
+
+def test_table_of_samplers_is_that_of_the_csv_file():
+    expected = paper.markdown(*compare.summary(RESULTS / "samplers.csv"))
+    assert blocks(RESULTS / "samplers.md") == {"samplers": expected}
+
+
+def test_comparison_finds_planted_spreads(tmp_path):
+    rng, shape = np.random.default_rng(0), (4, 80)
+    columns = {"group": np.repeat([f"p{i}" for i in range(40)], 2), "label": np.arange(80) % 2}
+    for name, spread in (("exact", 1.0), ("wide", 3.0)):
+        z, error = rng.normal(0.5, 0.1, 80), rng.uniform(1, 2, shape)
+        centre = z + 0.1 * rng.normal(size=shape)
+        outputs = centre[..., None] + 0.1 * spread * rng.normal(size=(*shape, 16))
+        table = tq.TaskOutputs(outputs, z, compare.RATES, task_range=(-9, 9), **columns)
+        table.save(tmp_path / f"{name}.task.0.npz")
+        quality = [one.tolist() for one in (30 + error, 29 + error, spread**2 * error, error)]
+        record = {"tasks": ["task"], "rows": list(range(80)), "quality": quality}
+        (tmp_path / f"{name}.0.json").write_text(json.dumps(record))
+        (tmp_path / f"{name}.json").write_text('{"ms": 2, "parameters": 3e6, "minutes": 1.5}')
+    compare.judge(tmp_path, 20, None)
+    with (tmp_path / "samplers.csv").open(newline="") as file:
+        found = {tuple(row.values())[:5]: float(row["value"]) for row in csv.DictReader(file)}
+    # The mean of 16 samples has their error, too: 3 (17 / (16 + 9))^½ = 2.47.
+    for name, ratio, of_outputs in (("exact", 1, 1), ("wide", 3, 2.47)):
+        assert found[name, "all", "", "image spread/error", "R = 4"] == pytest.approx(ratio)
+        assert found[name, "all", "task", "spread/error", "R = 4"] == pytest.approx(of_outputs, 0.2)
+    wide, exact = (found[name, "all", "task", "CRPS", "R = 4"] for name in ("wide", "exact"))
+    assert wide > exact
+
+
+def test_jackknife_error_of_a_mean_is_its_standard_error():
+    x = np.random.default_rng(0).normal(size=(10, 4))
+    found = compare.jackknife(lambda kept: x.ravel()[kept].mean(), np.repeat(np.arange(10), 4))
+    assert found == pytest.approx((x.mean(), x.mean(1).std(ddof=1) / 10**0.5))
 
 
 def test_the_headline_of_the_readme_is_that_of_its_record():
@@ -94,10 +132,9 @@ def test_volumes_on_real_data_are_those_of_their_study():
 
 
 def test_a_changed_number_is_detected(tmp_path):
-    text = (RESULTS / "samplers.md").read_text()
-    page = tmp_path / "samplers.md"
-    page.write_text(text.replace("| 16 | ", "| 16 | 1", 1))
-    assert blocks(page)["quality"] != samplers.quality()
+    page, made = tmp_path / "README.md", pictures.headline(RESULTS / "atlas")
+    page.write_text((ROOT / "README.md").read_text().replace(made, made.replace("0.", "1.", 1)))
+    assert blocks(page)["headline"] != made
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
