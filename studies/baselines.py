@@ -45,8 +45,8 @@ class GAN(SamplerNet):
         layers = [(nn.Conv2d(a, b, 4, stride=2, padding=1), nn.LeakyReLU(0.2)) for a, b in pairs]
         last = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1)
         self.critic = nn.Sequential(*chain(*layers, last))
-        # Exact for Gaussian posteriors.
-        self.register_buffer("reward", torch.tensor(math.sqrt(2 / (math.pi * (SAMPLES + 1)))))
+        exact = math.sqrt(2 / (math.pi * SAMPLES * (SAMPLES + 1)))  # for Gaussian posteriors
+        self.register_buffer("reward", torch.tensor(exact))
 
 
 def gan_loss(net, batch, generator, *, estimate):
@@ -271,7 +271,7 @@ def main(arguments=None):
     epochs = max(1, round(given.steps * given.batch / len(cases[0])))
     training = replace(settings.training, epochs=epochs, batch=given.batch, learning_rate=3e-4)
     if given.kind == "gan":
-        own = replace(settings, training=replace(training, betas=(0.0, 0.99)))
+        own = replace(settings, training=replace(training, betas=(0.0, 0.99), clip_norm=0))
         return train_gan(own, given.folder, given.estimates, machine=machine, cases=cases)
     varnet = given.estimates / "estimate" / "best.safetensors"
     own = PriorConfig(given.width), replace(training, cuda_graphs=False), settings.data

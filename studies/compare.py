@@ -177,8 +177,6 @@ def judge(folder, splits, into):
             rows.writerow((*key, *("" if np.isnan(v) else f"{v:.4g}" for v in np.mean(pairs, 0))))
     table = markdown(*summary(path))
     put(table, into, "samplers") if into else print(table)
-    if into:
-        draw_figure(path, into.parents[1] / "figures/samplers.svg")
 
 
 def summary(path):
@@ -201,20 +199,6 @@ def summary(path):
         ])  # fmt: skip
     columns = ["sampler", "million parameters", "minutes", "ms", f"CRPS, {parts[-1]} slices"]
     return [*columns, *(f"mean R, {one} slices" for one in parts), "coverage"], rows
-
-
-def draw_figure(path, file):
-    """Draw mean R against milliseconds."""
-    from matplotlib import pyplot as plt
-
-    with plt.rc_context({"svg.hashsalt": "taskuq"}):
-        axes = plt.subplots(figsize=(6, 3.5), layout="constrained")[1]
-        for name, _, _, ms, _, pair, *_ in summary(path)[1]:
-            value, error = map(float, pair.split(" ± "))
-            axes.errorbar(float(ms), value, error, fmt="o", label=name)
-        axes.set(xscale="log", xlim=(1, 1e5), xlabel="milliseconds", ylabel="mean R by patient")
-        axes.legend(frameon=False)
-        axes.figure.savefig(file, metadata={"Date": None})
 
 
 def main(arguments=None):

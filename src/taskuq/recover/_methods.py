@@ -55,7 +55,7 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
         load_weights(network, path)
 
 
-def is_float32(precision: str) -> bool:
+def set_float32(precision: str) -> bool:
     """Turn off the lower precision that GPUs have for convolutions by default, for float32."""
     if precision == "float32":
         torch.backends.cudnn.allow_tf32 = False

@@ -34,8 +34,8 @@ from taskuq.recover._methods import (
     RECOVERIES,
     BatchRecovery,
     init_weights,
-    is_float32,
     load_network,
+    set_float32,
 )
 from taskuq.recover._varnet import UNet
 from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
@@ -322,7 +322,7 @@ class CTSamplerMethod:
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("ct-sampler", self.weights)
         unrolled = load_estimator(path, self.estimate, _UnrolledNet).to(device)
-        dtype = torch.float32 if is_float32(self.precision) else None
+        dtype = torch.float32 if set_float32(self.precision) else None
         return SamplerRecovery(net.to(device), partial(_estimate_scans, unrolled), dtype=dtype)
 
 

@@ -26,8 +26,8 @@ from taskuq.recover._methods import (
     BatchRecovery,
     MeasurementLike,
     init_weights,
-    is_float32,
     rescale_pow2,
+    set_float32,
     stack_measurements,
 )
 from taskuq.recover._varnet import VarNet, VarNetConfig
@@ -89,7 +89,7 @@ class VarNetMethod:
     precision: Literal["auto", "float32"] = "auto"  #: Precision; "auto" uses float16 on a GPU.
 
     def open(self, device: torch.device | str) -> VarNetRecovery:
-        dtype = torch.float32 if is_float32(self.precision) else torch.float16
+        dtype = torch.float32 if set_float32(self.precision) else torch.float16
         return VarNetRecovery(RECOVERIES.trained("varnet", self.weights)[1].to(device), dtype=dtype)
 
 

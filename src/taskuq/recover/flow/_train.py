@@ -28,8 +28,8 @@ from taskuq.recover._methods import (
     RECOVERIES,
     BatchRecovery,
     MeasurementLike,
-    is_float32,
     load_network,
+    set_float32,
     stack_measurements,
 )
 from taskuq.recover._varnet import VarNet
@@ -236,7 +236,7 @@ class FlowMethod:
 
     def open(self, device: torch.device | str) -> Recover:
         path, flow = RECOVERIES.trained("flow", self.weights)
-        temperature, exact = self.temperature, is_float32(self.precision)
+        temperature, exact = self.temperature, set_float32(self.precision)
         if not flow.config.in_channels:
             temperature = 1.0 if temperature is None else temperature
             dtype = torch.float32 if exact else None

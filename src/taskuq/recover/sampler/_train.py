@@ -30,9 +30,9 @@ from taskuq.recover._methods import (
     RECOVERIES,
     MeasurementLike,
     init_weights,
-    is_float32,
     load_network,
     rescale_pow2,
+    set_float32,
     stack_measurements,
 )
 from taskuq.recover._varnet import VarNet
@@ -363,7 +363,7 @@ class SamplerMethod:
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         path, net = RECOVERIES.trained("sampler", self.weights)
-        exact = is_float32(self.precision)
+        exact = set_float32(self.precision)
         estimator = VarNetEstimator(
             load_estimator(path, self.estimate, VarNet).to(device),
             dtype=torch.float32 if exact else torch.float16,
