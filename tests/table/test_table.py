@@ -91,11 +91,12 @@ def test_folder_is_plain_parquet(tmp_path):
 
 
 def test_bare_npz_is_a_table(tmp_path):
-    np.savez(tmp_path / "bare.npz", outputs=RNG.random((4, 3)), targets=RNG.random(4))
-    assert tq.TaskOutputs.load(tmp_path / "bare.npz").task_range is None
-    assert tq.TaskOutputs.load(tmp_path / "bare.npz", task_range=(0, 1)).task_range == (0, 1)
-    with refused("range.outside"):
-        tq.TaskOutputs.load(tmp_path / "bare.npz", task_range=(0, 1e-9))
+    np.savez(bare := tmp_path / "bare.npz", outputs=RNG.random((4, 3)), targets=RNG.random(4))
+    assert tq.TaskOutputs.load(bare).task_range is None
+    ranged = tq.TaskOutputs.load(bare, task_range=(0, 1)).save(tmp_path / "ranged.npz")
+    for path, high, code in ((bare, 1e-9, "range.outside"), (ranged, 2, "range.invalid")):
+        with refused(code):
+            tq.TaskOutputs.load(path, task_range=(0, high))
 
 
 @given(

@@ -477,7 +477,8 @@ class TaskOutputs(Displayed):
             task_range: Range of the tasks, if the file does not store it.
 
         Raises:
-            InputError: If there is no such file, or it cannot be read as a table.
+            InputError: If there is no such file, it cannot be read as a table, or it stores another
+                range.
         """
         if not isinstance(path, str | os.PathLike):
             table = READERS[FRAME](path)
@@ -493,10 +494,14 @@ class TaskOutputs(Displayed):
         if task_range is None:
             return table
         ranges = as_ranges(task_range, table.task_names)
+        named = list(zip(table.task_names, ranges, table.task_ranges, strict=True))
         if isinstance(task_range, Mapping):
-            named = zip(table.task_names, ranges, table.task_ranges, strict=True)
-            ranges = tuple(new if name in task_range else old for name, new, old in named)
-        return replace_arrays(table, task_ranges=ranges)
+            named = [(name, new if name in task_range else old, old) for name, new, old in named]
+        for name, new, old in named:
+            if old not in (None, new):
+                text = f"the table stores the range {old} of {name}, got {new}; omit the range"
+                raise InputError(text, code="range.invalid")
+        return replace_arrays(table, task_ranges=tuple(new for _, new, _ in named))
 
 
 # A table, its path, a data frame, datasets of ArviZ, or arrays; and one value, or one per task.
