@@ -149,9 +149,16 @@ def figures(quality, task, table, splits):
             yield task, f"coverage of class {part['class']}", at, *values
 
 
+def crps(table):
+    """Return the CRPS of each case in each round."""
+    x, p = np.sort(table.outputs, axis=-1), table.outputs.shape[-1]
+    pairs = x @ (2 * np.arange(p) - p + 1) / (p * (p - 1))
+    return np.abs(x - table.targets[:, None]).mean(-1) - pairs
+
+
 def judge(folder, splits, into):
     """Average over the seeds of samples, and write the CSV file and the table."""
-    values, costs = {}, {}
+    values, costs, scores = {}, {}, {}
     # A patient has several slices, and goals by slice are wanted too.
     warnings.simplefilter("ignore", GuaranteeWarning)
     records = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*.*.json"))}
@@ -166,6 +173,13 @@ def judge(folder, splits, into):
             table = tq.TaskOutputs.load(folder / f"{name}.{task}.{seed}.npz").select(cases=kept)
             for *key, value, error in figures(quality[:, :, kept], task, table, splits):
                 values.setdefault((name, slices, *key), []).append((value, error))
+            if slices == parts[-1][0]:
+                scores.setdefault((task, name), []).append(crps(table))
+    for (task, one), (other, two) in itertools.combinations(scores, 2):
+        gaps = np.mean(scores[task, one], 0) - np.mean(scores[other, two], 0)
+        for R, gap in zip(RATES, gaps, strict=True) if task == other else ():
+            pair = jackknife(lambda kept, x=gap: x[kept].mean(), table.group)
+            values[one, slices, task, f"CRPS minus that of {two}", f"R = {R:g}"] = [pair]
     path = (into.parent if into else folder) / "samplers.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
