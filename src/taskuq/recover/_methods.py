@@ -56,7 +56,7 @@ def init_weights(network: nn.Module, weights: Path | None, kind: str) -> None:
 
 
 def set_float32(precision: str) -> bool:
-    """Turn off the lower precision that GPUs have for convolutions by default, for float32."""
+    """Return True for "float32", and turn off the lower default precision of convolutions."""
     if precision == "float32":
         torch.backends.cudnn.allow_tf32 = False
     return precision == "float32"
