@@ -63,6 +63,29 @@ static double quantile(const double *ordered, size_t count, double level) {
     return share < 0.5 ? ordered[index] + step * share : ordered[next] - step * (1 - share);
 }
 
+/* The outputs in rising order; NULL where memory ran out. */
+static double *sorted(const double *x, size_t count, size_t step) {
+    double *ordered = malloc(count * sizeof *ordered);
+    if (ordered == NULL) return NULL;
+    for (size_t j = 0; j < count; j++) ordered[j] = x[j * step];
+    qsort(ordered, count, sizeof *ordered, by_size);
+    return ordered;
+}
+
+/* Mean without a tenth of the outputs at each end, and a multiple of the mean distance from it. */
+static void trimmed_moments(const double *ordered, size_t count, double *mean, double *spread) {
+    double center = 0, distances = 0, n = (double)count, first = ordered[0];
+    size_t cut = count / 10;
+    int exponent;
+    frexp(ordered[count - 1] - first, &exponent);
+    double unit = ldexp(1, exponent - 1);
+    for (size_t j = cut; j < count - cut; j++) center += (ordered[j] - first) / unit;
+    center /= (double)(count - 2 * cut);
+    for (size_t j = 0; j < count; j++) distances += fabs((ordered[j] - first) / unit - center);
+    *mean = first + center * unit;
+    *spread = sqrt(acos(-1) / 2 * n / fmax(n - 1, 1)) * distances / n * unit;
+}
+
 static double moderated(const rule *how, double mean, double spread, double samples) {
     double x = 0;
     if (how->is_soft) {
@@ -81,13 +104,16 @@ static bool looked_at(const rule *how, const double *x, size_t count, size_t ste
     moments(x, count, step, less, &out->low, &spread);
     out->high = out->low;
     out->scale = 1;
-    if (how->is_quantiles) {
-        double *ordered = malloc(count * sizeof *ordered);
+    if (how->is_quantiles || how->is_trimmed) {
+        double *ordered = sorted(x, count, step);
         if (ordered == NULL) return false;
-        for (size_t j = 0; j < count; j++) ordered[j] = x[j * step];
-        qsort(ordered, count, sizeof *ordered, by_size);
-        out->low = quantile(ordered, count, how->levels.low);
-        out->high = quantile(ordered, count, how->levels.high);
+        if (how->is_trimmed) {
+            trimmed_moments(ordered, count, &out->low, &spread);
+            out->high = out->low;
+        } else {
+            out->low = quantile(ordered, count, how->levels.low);
+            out->high = quantile(ordered, count, how->levels.high);
+        }
         free(ordered);
     }
     /* One sample has no spread: then every case has the same width, but for lwr, which has none. */

@@ -10,7 +10,7 @@ typedef enum { ONE, DEVIATION, MODERATED } scale_kind;
 typedef struct { double low, high; } pair;
 
 typedef struct {
-    bool is_window, is_quantiles, is_soft, has_level;
+    bool is_window, is_quantiles, is_trimmed, is_soft, has_level;
     side_kind side;
     double max_width, level, weight;
     pair place, levels;

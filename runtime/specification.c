@@ -40,8 +40,10 @@ static bool read_pair(const json *value, pair *out) {
 
 static const char *read_center(const json *value, rule *out) {
     const json *kind = json_get(value, "kind");
-    if (is_text(kind, "mean") && json_has_only(value, NAMES("kind"))) return NULL;
-    if (is_text(kind, "mean") && json_has_only(value, NAMES("kind", "shift")))
+    out->is_trimmed = is_text(kind, "trimmed-mean");
+    bool is_mean = out->is_trimmed || is_text(kind, "mean");
+    if (is_mean && json_has_only(value, NAMES("kind"))) return NULL;
+    if (is_mean && json_has_only(value, NAMES("kind", "shift")))
         return read_finite(json_get(value, "shift"), &out->shift) ? NULL : "a shift is not a number";
     if (!is_text(kind, "quantiles") || !json_has_only(value, NAMES("kind", "levels")))
         return "a center is not known";

@@ -19,7 +19,7 @@ from taskuq.policy._specification import VECTORS, export_test_vectors
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "decide-vectors.json"
-CASES, SAMPLES, ALPHA = 8, 4, 0.1
+CASES, SAMPLES, ALPHA = 8, 10, 0.1
 SCORES = ("ar", "lwr", "cqr", "mlwr")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from taskuq.conformal._exact import (
     part_measures,
     quantile_position,
 )
-from taskuq.conformal._family import BoundSide, parse_side, use_numba
+from taskuq.conformal._family import BoundSide, parse_side
 from taskuq.conformal._guarantee import Guarantee
 from taskuq.conformal._splits import (
     TABLE_NUMBERS,
@@ -59,6 +60,8 @@ FEW_UNITS, REFITS = 100, 1000
 PAPER_SIZE_BINS = (0.0, 0.05, 0.1, 0.15, 0.2, math.inf)
 
 
+# Below this many numbers NumPy is quicker than loading the compiled loops.
+WORTH_COMPILING = 2_000_000
 # Number of test cases of each stratum, their weight and that of the covered ones, (3, trial); a
 # stratum is a pair of 'class', 'site' or 'width' and the name of the class, site or range.
 StratumCounts = dict[tuple[str, str], FloatArray]
@@ -269,7 +272,8 @@ def _evaluate_score(
         n_cases=len(checked.targets),
         quantiles_per_interval=ends,
     )
-    is_compiled = use_numba(splits * len(checked.targets))
+    is_large = splits * len(checked.targets) >= WORTH_COMPILING
+    is_compiled = is_large and importlib.util.find_spec("numba") is not None
     options = _Options(checked, guarantee, _as_size_bins(size_bins), is_compiled)
     rng, chosen = as_generator(seed), resolve_score(score, alpha, score_side)
     split_seed, draws = int(rng.integers(2**63)), min(tuning_repeats, splits)

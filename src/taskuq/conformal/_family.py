@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -268,34 +267,43 @@ def uses_earlier_rounds(score: Score) -> bool:
     return bool(getattr(score, "uses_earlier_rounds", False))
 
 
-# Below this many numbers NumPy is quicker than loading the compiled loops.
-WORTH_COMPILING = 2_000_000
 # Cases summarised at a time by NumPy, so that temporary arrays stay in cache and memory.
 BLOCK = 16_384
-
-
-def use_numba(work: int) -> bool:
-    return work >= WORTH_COMPILING and importlib.util.find_spec("numba") is not None
 
 
 def mean_and_deviation(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, FloatArray]:
     """Return mean and standard deviation over the samples of each case."""
     cases, p = outputs.shape
     mean, deviation = np.empty(cases), np.empty(cases)
-    if use_numba(outputs.size):
-        from taskuq.conformal import _kernels as kernels
-
-        kernels.mean_and_deviation(outputs, ddof, mean, deviation)
-    else:
-        for start in range(0, cases, BLOCK):
-            block = slice(start, start + BLOCK)
-            mean[block], deviation[block] = _moments(outputs[block].astype(float), p - ddof)
+    for start in range(0, cases, BLOCK):
+        block = slice(start, start + BLOCK)
+        mean[block], deviation[block] = _moments(outputs[block].astype(float), p - ddof)
     # Squares of these may have left the range of floats: in another unit they do not.
     odd = np.flatnonzero(~((deviation > TINY) & (deviation < 1 / TINY)))
     if odd.size:
         x = outputs[odd].astype(float)
         unit = np.ldexp(1.0, np.frexp(np.ptp(x, axis=1))[1] - 1)[:, None]
         deviation[odd] = _moments((x - x[:, :1]) / unit, p - ddof)[1] * unit[:, 0]
+    return mean, deviation
+
+
+def robust_mean_and_deviation(outputs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return trimmed means and scaled mean absolute deviations over the samples of each case.
+
+    A tenth of the samples is trimmed at each end. For many normal samples, the deviation is that of
+    :func:`mean_and_deviation` with ``ddof=1``.
+    """
+    cases, p = outputs.shape
+    mean, deviation = np.empty(cases), np.empty(cases)
+    kept, factor = slice(p // 10, p - p // 10), np.sqrt(np.pi / 2 * p / max(p - 1, 1))
+    for start in range(0, cases, BLOCK):
+        block = slice(start, start + BLOCK)
+        x = np.sort(outputs[block].astype(float), axis=1)
+        unit = np.ldexp(1.0, np.frexp(x[:, -1] - x[:, 0])[1] - 1)
+        x, first = (x - x[:, :1]) / unit[:, None], x[:, 0]
+        center = x[:, kept].mean(axis=1)
+        mean[block] = first + center * unit
+        deviation[block] = factor * np.abs(x - center[:, None]).mean(axis=1) * unit
     return mean, deviation
 
 

@@ -1,4 +1,4 @@
-"""Compiled loops (Numba) over samples and over splits."""
+"""Compiled loops (Numba) over splits."""
 
 from __future__ import annotations
 
@@ -9,26 +9,6 @@ from taskuq.conformal import _splits as splits
 
 # Sums may be reordered so that they run in vector registers; NaN and infinity never get here.
 REORDER = {"reassoc", "contract", "nsz"}
-
-
-@njit(cache=True, fastmath=REORDER, nogil=True)
-def mean_and_deviation(outputs, ddof, mean, deviation):  # type: ignore[no-untyped-def]  # compiled
-    """Write the mean and standard deviation of each row into ``mean`` and ``deviation``."""
-    cases, p = outputs.shape
-    for i in range(cases):
-        first = np.float64(outputs[i, 0])
-        total = 0.0
-        for j in range(p):
-            total += outputs[i, j] - first
-        center = total / p
-        squares = 0.0
-        for j in range(p):
-            distance = (outputs[i, j] - first) - center
-            squares += distance * distance
-        mean[i] = first + center
-        deviation[i] = np.sqrt(squares / max(p - ddof, 1))
-
-
 GOLDEN = np.uint64(splits.GOLDEN)
 MIX_1 = np.uint64(splits.MIX_1)
 MIX_2 = np.uint64(splits.MIX_2)

@@ -333,7 +333,8 @@ NARROWING_FRACTION = 0.3
 def _spread_score(goal: Goal) -> MLWR:
     # The shift is an offset of the margin, by round.
     is_shifted = True if goal.level is not None else None
-    return MLWR(side=goal.side, floor=0.25, is_shifted=is_shifted)
+    # A few odd samples hardly change the risk.
+    return MLWR(side=goal.side, floor=0.25, is_shifted=is_shifted, is_robust=True)
 
 
 # The score of each risk statistic.

@@ -73,8 +73,9 @@ def _score(rule: WindowRule | IntervalRule) -> dict[str, Any]:
             quantiles = {"kind": "quantiles", "levels": [tail, 1 - tail]}
             return {"center": quantiles, "scale": {"kind": "one"}}
         case MLWR():
-            shifted = {"kind": "mean", "shift": score.shift}
-            return {"center": shifted if score.shift else mean, "scale": _regularised(score)}
+            center: dict[str, Any] = {"kind": "trimmed-mean"} if score.is_robust else mean
+            shifted = {**center, "shift": score.shift} if score.shift else center
+            return {"center": shifted, "scale": _regularised(score)}
     raise InputError(f"score {score_name(score)!r} has no specification", code="choice.unknown")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from taskuq.conformal._family import (
     Side,
     mean_and_deviation,
     natural_link,
+    robust_mean_and_deviation,
 )
 from taskuq.conformal._units import unit_index
 from taskuq.interval import BoolArray, FloatArray, TaskRange
@@ -282,6 +283,8 @@ class MLWR(NestedIntervalScore):
         link: Link of the task range; only for a logit, the prior depends on :math:`\bar z`.
         shift: Distance :math:`b` of the centre from the sample mean, in units of :math:`u`.
         is_shifted: True to fit the shift; default: True for two-sided intervals only.
+        is_robust: True to use the mean without the lowest and highest tenth of the samples, and a
+            multiple of the mean absolute deviation from it, instead of mean and standard deviation.
 
     Example:
         >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
@@ -300,6 +303,7 @@ class MLWR(NestedIntervalScore):
     link: Link = IDENTITY
     shift: float = 0.0
     is_shifted: bool | None = None
+    is_robust: bool = False
 
     @property
     def needs_tuning(self) -> bool:
@@ -322,7 +326,8 @@ class MLWR(NestedIntervalScore):
         return fit.fit(np.ones(len(index), dtype=bool), index).score
 
     def summarise(self, outputs: FloatArray) -> _SampleSpreads:
-        return _SampleSpreads(*mean_and_deviation(outputs, ddof=1), outputs.shape[1])
+        moments = robust_mean_and_deviation if self.is_robust else partial(mean_and_deviation, ddof=1)
+        return _SampleSpreads(*moments(outputs), outputs.shape[1])
 
     def leave_one_out(
         self, read: _SampleSpreads, targets: FloatArray | None, range_: TaskRange
