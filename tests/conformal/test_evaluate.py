@@ -12,7 +12,6 @@ import taskuq as tq
 from raising import refused
 from taskuq.cli.app import main
 from taskuq.conformal import _evaluate as evaluating
-from taskuq.conformal import _family as summaries
 from taskuq.conformal import _splits as splits
 from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.conformal._exact import is_below
@@ -143,7 +142,7 @@ def test_evaluation_does_not_depend_on_the_engine(kind, score, monkeypatch):
         ).to_dict()  # fmt: skip
 
     plain = run()
-    monkeypatch.setattr(summaries, "WORTH_COMPILING", 0)
+    monkeypatch.setattr("taskuq.conformal._evaluate.WORTH_COMPILING", 0)
     assert_alike(run(), plain)
 
 

@@ -14,7 +14,12 @@ import taskuq as tq
 from raising import refused
 from taskuq._io import write_json
 from taskuq.cli.app import main
-from taskuq.conformal._family import interval_family, mean_and_deviation, sample_quantiles
+from taskuq.conformal._family import (
+    interval_family,
+    mean_and_deviation,
+    robust_mean_and_deviation,
+    sample_quantiles,
+)
 from taskuq.conformal.scores import SCORES, resolve_score, score_from_dict, score_to_dict
 from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.conformal.scores._mlwr import MLWR, _SelfTunedMLWR
@@ -131,18 +136,21 @@ def test_sample_quantiles_equal_numpy_to_the_bit(p, dtype):
     np.testing.assert_array_equal(np.stack(sample_quantiles(x, levels)), expected)
 
 
-@pytest.mark.parametrize("p", [1, 2, 5, 32])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("levels", [(0.025, 0.975), (0.2, 0.5, 0.8)])
-def test_compiled_summaries_equal_numpy(p, dtype, levels, monkeypatch):
-    from taskuq.conformal import _family as summaries
+@pytest.mark.parametrize("p", [1, 2, 9, 10, 32])
+@pytest.mark.parametrize("unit", [1e-290, 1.0, 1e290])
+def test_robust_moments_have_their_formulas(p, unit):
+    x = np.random.default_rng(p).standard_normal((300, p))
+    ordered, cut = np.sort(x, axis=1), p // 10
+    mean = ordered[:, cut : p - cut].mean(axis=1)
+    deviation = np.sqrt(np.pi / 2 * p / max(p - 1, 1)) * np.abs(x.T - mean).mean(axis=0)
+    found = robust_mean_and_deviation(unit * x)
+    np.testing.assert_allclose(np.array(found) / unit, [mean, deviation], rtol=1e-12, atol=1e-15)
 
-    x = np.random.default_rng(p).random((4000, p)).astype(dtype)
-    plain = (*mean_and_deviation(x, ddof=1), *sample_quantiles(x, levels))
-    monkeypatch.setattr(summaries, "WORTH_COMPILING", 0)
-    fast = (*mean_and_deviation(x, ddof=1), *sample_quantiles(x, levels))
-    for a, b in zip(plain, fast, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
+
+def test_robust_deviation_is_that_of_normal_samples():
+    x = np.random.default_rng(0).standard_normal((4, 20_000))
+    moments = np.array([robust_mean_and_deviation(x), mean_and_deviation(x, ddof=1)])
+    assert np.abs(moments[0] - moments[1]).max() < 0.02
 
 
 def test_identical_samples_make_lwr_a_point():

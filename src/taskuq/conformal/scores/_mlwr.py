@@ -326,7 +326,8 @@ class MLWR(NestedIntervalScore):
         return fit.fit(np.ones(len(index), dtype=bool), index).score
 
     def summarise(self, outputs: FloatArray) -> _SampleSpreads:
-        moments = robust_mean_and_deviation if self.is_robust else partial(mean_and_deviation, ddof=1)
+        usual = partial(mean_and_deviation, ddof=1)
+        moments = robust_mean_and_deviation if self.is_robust else usual
         return _SampleSpreads(*moments(outputs), outputs.shape[1])
 
     def leave_one_out(
