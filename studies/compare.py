@@ -7,8 +7,8 @@
 of a network, or of several as an ensemble; seeds that are there are skipped, costs are measured
 anew. Milliseconds are those of all samples of a slice and of the first task network; parameters and
 minutes (all epochs at the pace of the fastest) those of the named networks and folders. ``judge``
-writes samplers.csv next to the page, or to the folder: figures on all slices of each sampler, and
-on those common to all samplers. Standard errors are over patients.
+writes samplers.csv and samplers.svg next to the page, or to the folder: figures on all slices of
+each sampler, and on those common to all samplers. Standard errors are over patients.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from studies.paper import markdown, put
 
 import taskuq as tq
@@ -189,7 +190,9 @@ def judge(folder, splits, into):
                 rows.writerow((name, "", "", key, "", f"{cost[key]:.4g}", ""))
         for key, pairs in values.items():
             rows.writerow((*key, *("" if np.isnan(v) else f"{v:.4g}" for v in np.mean(pairs, 0))))
-    table = markdown(*summary(path))
+    columns, lines = summary(path)
+    figure(lines, path.with_suffix(".svg"))
+    table = markdown(columns, lines)
     put(table, into, "samplers") if into else print(table)
 
 
@@ -213,6 +216,18 @@ def summary(path):
         ])  # fmt: skip
     columns = ["sampler", "million parameters", "minutes", "ms", f"CRPS, {parts[-1]} slices"]
     return [*columns, *(f"mean R, {one} slices" for one in parts), "coverage"], rows
+
+
+def figure(rows, path):
+    """Plot the mean acceleration on all slices against the time of a slice."""
+    axes = (canvas := Figure(figsize=(7, 4), layout="constrained")).subplots()
+    for name, *_, milliseconds, _, acceleration, _ in (row[:5] + row[-2:] for row in rows):
+        value, error = map(float, acceleration.split(" ± "))
+        axes.errorbar(float(milliseconds), value, error, fmt="o", capsize=3)
+        place = {"xytext": (6, 5), "textcoords": "offset points"}
+        axes.annotate(name, (float(milliseconds), value), **place)
+    axes.set(xscale="log", xlabel="milliseconds for the samples of a slice", ylabel="mean R")
+    canvas.savefig(path)
 
 
 def main(arguments=None):
