@@ -209,7 +209,7 @@ def summary(path):
         crps = [v[0] for key, v in found.items() if key[:4] == (name, parts[-1], task, "CRPS")]
         pairs = [found[name, slices, task, "mean R", at] for slices in parts]
         rows.append([
-            name, f"{cost[0] / 1e6:.1f}", f"{cost[1]:.1f}", f"{cost[2]:.3g}",
+            name, f"{cost[0] / 1e6:.1f}", f"{cost[1]:.1f}", f"{float(f'{cost[2]:.3g}'):g}",
             " ".join(f"{float(v):.3f}" for v in crps),
             *(f"{float(v):.2f} ± {float(error):.2f}" for v, error in pairs),
             f"{float(found[name, 'all', task, 'coverage', at][0]):.3f}",
@@ -219,15 +219,16 @@ def summary(path):
 
 
 def figure(rows, path):
-    """Plot the mean acceleration on all slices against the time of a slice."""
-    axes = (canvas := Figure(figsize=(7, 4), layout="constrained")).subplots()
-    for name, *_, milliseconds, _, acceleration, _ in (row[:5] + row[-2:] for row in rows):
-        value, error = map(float, acceleration.split(" ± "))
-        axes.errorbar(float(milliseconds), value, error, fmt="o", capsize=3)
-        place = {"xytext": (6, 5), "textcoords": "offset points"}
-        axes.annotate(name, (float(milliseconds), value), **place)
-    axes.set(xscale="log", xlabel="milliseconds for the samples of a slice", ylabel="mean R")
-    canvas.savefig(path)
+    """Plot the mean acceleration against the time of a slice."""
+    axes = (canvas := Figure(figsize=(7, 3.6), layout="constrained")).subplots()
+    times = [float(row[3]) for row in rows]
+    for row, milliseconds, marker in zip(rows, times, "osD^v<>Pp*h", strict=False):
+        value, error = map(float, row[-2].split(" ± "))
+        axes.errorbar(milliseconds, value, error, fmt=marker, capsize=3, label=row[0])
+    axes.set(xscale="log", xlim=(min(times) / 3, 3 * max(times)), ylabel="mean acceleration")
+    axes.set_xlabel("milliseconds for all samples of a slice")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    canvas.savefig(path, metadata={"Date": None})
 
 
 def main(arguments=None):

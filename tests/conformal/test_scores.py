@@ -136,21 +136,15 @@ def test_sample_quantiles_equal_numpy_to_the_bit(p, dtype):
     np.testing.assert_array_equal(np.stack(sample_quantiles(x, levels)), expected)
 
 
-@pytest.mark.parametrize("p", [1, 2, 9, 10, 32])
+@pytest.mark.parametrize("p", [1, 2, 9, 10, 32, 9000])
 @pytest.mark.parametrize("unit", [1e-290, 1.0, 1e290])
 def test_robust_moments_have_their_formulas(p, unit):
     x = np.random.default_rng(p).standard_normal((300, p))
-    ordered, cut = np.sort(x, axis=1), p // 10
-    mean = ordered[:, cut : p - cut].mean(axis=1)
+    mean = np.sort(x, axis=1)[:, p // 10 : p - p // 10].mean(axis=1)
     deviation = np.sqrt(np.pi / 2 * p / max(p - 1, 1)) * np.abs(x.T - mean).mean(axis=0)
-    found = robust_mean_and_deviation(unit * x)
+    found, usual = robust_mean_and_deviation(unit * x), mean_and_deviation(x, ddof=p > 1)
     np.testing.assert_allclose(np.array(found) / unit, [mean, deviation], rtol=1e-12, atol=1e-15)
-
-
-def test_robust_deviation_is_that_of_normal_samples():
-    x = np.random.default_rng(0).standard_normal((4, 20_000))
-    moments = np.array([robust_mean_and_deviation(x), mean_and_deviation(x, ddof=1)])
-    assert np.abs(moments[0] - moments[1]).max() < 0.02
+    assert p < 9000 or np.abs(np.subtract([mean, deviation], usual)).max() < 0.03  # normal samples
 
 
 def test_identical_samples_make_lwr_a_point():
