@@ -56,7 +56,6 @@ def policies() -> Iterator[tuple[str, tq.Policy]]:
 
 
 def vectors() -> dict[str, Any]:
-    """All policies with their cases."""
     return {
         "schema": VECTORS,
         "policies": [
