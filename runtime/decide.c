@@ -72,17 +72,18 @@ static double *sorted(const double *x, size_t count, size_t step) {
     return ordered;
 }
 
-/* Mean without a tenth of the outputs at each end, and a multiple of the mean distance from it. */
+/* Mean without a tenth of the outputs at each end, and a multiple of the mean distance from it;
+   deviations from one that is not trimmed make that of identical ones exactly 0. */
 static void trimmed_moments(const double *ordered, size_t count, double *mean, double *spread) {
-    double center = 0, distances = 0, n = (double)count, first = ordered[0];
+    double center = 0, distances = 0, n = (double)count, origin = ordered[count / 2];
     size_t cut = count / 10;
     int exponent;
-    frexp(ordered[count - 1] - first, &exponent);
+    frexp(ordered[count - 1] - ordered[0], &exponent);
     double unit = ldexp(1, exponent - 1);
-    for (size_t j = cut; j < count - cut; j++) center += (ordered[j] - first) / unit;
+    for (size_t j = cut; j < count - cut; j++) center += (ordered[j] - origin) / unit;
     center /= (double)(count - 2 * cut);
-    for (size_t j = 0; j < count; j++) distances += fabs((ordered[j] - first) / unit - center);
-    *mean = first + center * unit;
+    for (size_t j = 0; j < count; j++) distances += fabs((ordered[j] - origin) / unit - center);
+    *mean = origin + center * unit;
     *spread = sqrt(acos(-1) / 2 * n / fmax(n - 1, 1)) * distances / n * unit;
 }
 
@@ -101,21 +102,17 @@ static double moderated(const rule *how, double mean, double spread, double samp
 /* The intervals of one task; false where memory ran out. */
 static bool looked_at(const rule *how, const double *x, size_t count, size_t step, family *out) {
     double spread = 0, less = how->scale == MODERATED ? 1 : how->less;
-    moments(x, count, step, less, &out->low, &spread);
+    double *ordered = how->is_quantiles || how->is_trimmed ? sorted(x, count, step) : NULL;
+    if (ordered == NULL && (how->is_quantiles || how->is_trimmed)) return false;
+    if (how->is_trimmed) trimmed_moments(ordered, count, &out->low, &spread);
+    else moments(x, count, step, less, &out->low, &spread);
     out->high = out->low;
     out->scale = 1;
-    if (how->is_quantiles || how->is_trimmed) {
-        double *ordered = sorted(x, count, step);
-        if (ordered == NULL) return false;
-        if (how->is_trimmed) {
-            trimmed_moments(ordered, count, &out->low, &spread);
-            out->high = out->low;
-        } else {
-            out->low = quantile(ordered, count, how->levels.low);
-            out->high = quantile(ordered, count, how->levels.high);
-        }
-        free(ordered);
+    if (how->is_quantiles) {
+        out->low = quantile(ordered, count, how->levels.low);
+        out->high = quantile(ordered, count, how->levels.high);
     }
+    free(ordered);
     /* One sample has no spread: then every case has the same width, but for lwr, which has none. */
     if (how->scale == DEVIATION && (count > 1 || how->less == 0)) out->scale = spread;
     if (how->scale == MODERATED && count > 1)

@@ -288,10 +288,9 @@ def mean_and_deviation(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, 
 
 
 def robust_mean_and_deviation(outputs: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return trimmed means and scaled mean absolute deviations over the samples of each case.
+    """Return trimmed mean and scaled mean absolute deviation over the samples of each case.
 
-    A tenth of the samples is trimmed at each end. For many normal samples, the deviation is that of
-    :func:`mean_and_deviation` with ``ddof=1``.
+    A tenth of the samples is trimmed at each end. The deviation estimates that of normal samples.
     """
     cases, p = outputs.shape
     mean, deviation = np.empty(cases), np.empty(cases)
@@ -300,9 +299,11 @@ def robust_mean_and_deviation(outputs: FloatArray) -> tuple[FloatArray, FloatArr
         block = slice(start, start + BLOCK)
         x = np.sort(outputs[block].astype(float), axis=1)
         unit = np.ldexp(1.0, np.frexp(x[:, -1] - x[:, 0])[1] - 1)
-        x, first = (x - x[:, :1]) / unit[:, None], x[:, 0]
+        # From a sample that is not trimmed: identical ones are 0, and outliers cost no digits.
+        origin = x[:, p // 2]
+        x = (x - origin[:, None]) / unit[:, None]
         center = x[:, kept].mean(axis=1)
-        mean[block] = first + center * unit
+        mean[block] = origin + center * unit
         deviation[block] = factor * np.abs(x - center[:, None]).mean(axis=1) * unit
     return mean, deviation
 
