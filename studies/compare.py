@@ -222,7 +222,7 @@ def figure(rows, path):
     """Plot the mean acceleration against the time of a slice."""
     axes = (canvas := Figure(figsize=(7, 3.6), layout="constrained")).subplots()
     times = [float(row[3]) for row in rows]
-    for row, milliseconds, marker in zip(rows, times, "osD^v<>Pp*h", strict=False):
+    for row, milliseconds, marker in zip(rows, times, itertools.cycle("osD^v<>Pp*h"), strict=False):
         value, error = map(float, row[-2].split(" ± "))
         axes.errorbar(milliseconds, value, error, fmt=marker, capsize=3, label=row[0])
     axes.set(xscale="log", xlim=(min(times) / 3, 3 * max(times)), ylabel="mean acceleration")

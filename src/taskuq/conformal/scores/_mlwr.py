@@ -283,8 +283,8 @@ class MLWR(NestedIntervalScore):
         link: Link of the task range; only for a logit, the prior depends on :math:`\bar z`.
         shift: Distance :math:`b` of the centre from the sample mean, in units of :math:`u`.
         is_shifted: True to fit the shift; default: True for two-sided intervals only.
-        is_robust: True to use the mean without the lowest and highest tenth of the samples, and a
-            multiple of the mean absolute deviation from it, instead of mean and standard deviation.
+        is_robust: True to use the trimmed mean (a tenth at each end) and a multiple of the mean
+            absolute deviation from it instead of mean and standard deviation.
 
     Example:
         >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
